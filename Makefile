@@ -31,7 +31,7 @@ $(VENV)/.installed: requirements.lock requirements-substrates.lock pyproject.tom
 setup: $(VENV)/.installed ## make the virtual environment with the locked versions
 
 lab: setup ## open JupyterLab on the notebooks
-	cd notebooks && ../$(BIN)/jupyter lab
+	$(BIN)/jupyter lab --LabApp.default_url=/lab/tree/notebooks
 
 run: setup ## run every notebook, or NB=<slug>, at PRESET=<name> (small), then print the claims
 	@$(BATCH) run $(NB) $(if $(PRESET),--preset $(PRESET)) --jobs $(JOBS)

@@ -8,21 +8,17 @@ import sys
 import time
 from pathlib import Path
 
-import nbformat
 import papermill
 from filelock import Timeout
 from nbclient.exceptions import DeadKernelError
 from papermill.exceptions import PapermillExecutionError
 
+from lib.batch.errors import NotebookError
 from lib.batch.kernels import private_kernel
-from lib.batch.notebooks import NotebookError, read_script, require_parameters_cell
+from lib.batch.notebooks import read_script, require_parameters_cell
 from lib.batch.spec import RunSpec
-from lib.batch.status import Status, lock_of
-from lib.bench.project import ROOT
-from lib.bench.run import RECORD_NAME
-
-BUSY = 75  # exit code of a run that another process is doing (EX_TEMPFAIL)
-EXECUTED_NAME = "executed.ipynb"
+from lib.batch.status import BUSY, EXECUTED_NAME, Status, lock_of, unfinished_cell
+from lib.bench.project import RECORD_NAME, ROOT
 
 
 def main() -> int:
@@ -72,15 +68,8 @@ def _sentence(error: Exception, executed: Path) -> str:
     if isinstance(error, PapermillExecutionError):
         return f"cell {error.cell_index}: {error.ename}: {error.evalue}"
     if isinstance(error, DeadKernelError):
-        return f"cell {_unfinished_cell(executed)}: the kernel died (killed, or out of memory)"
+        return f"{unfinished_cell(executed) or 'at the start'}: the kernel died (killed, or out of memory)"
     return str(error)
-
-
-def _unfinished_cell(executed: Path) -> str:
-    cells = nbformat.read(executed, as_version=4).cells
-    states = [cell.metadata.get("papermill", {}).get("status") for cell in cells]
-    codes = [index for index, cell in enumerate(cells) if cell.cell_type == "code" and cell.execution_count is None]
-    return str(states.index("running") if "running" in states else codes[0] if codes else len(cells))
 
 
 if __name__ == "__main__":

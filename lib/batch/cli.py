@@ -1,4 +1,8 @@
-"""The command line ``python -m lib.batch``."""
+"""The command line ``python -m lib.batch``.
+
+What reads and writes notebooks is imported by the commands that need it: jupytext, nbformat and papermill take longer
+to import than a run takes to start.
+"""
 
 import argparse
 import sys
@@ -17,22 +21,15 @@ from rich.progress import (
     TimeRemainingColumn,
 )
 
-from lib.batch.child import EXECUTED_NAME
 from lib.batch.engine import run_all
-from lib.batch.notebooks import NotebookError
-from lib.batch.readme import update_readme
-from lib.batch.refresh import refresh
+from lib.batch.errors import NotebookError
 from lib.batch.report import all_statuses, claims_csv, claims_table, read_records, statuses_table
-from lib.batch.reproduced import compare_all
-from lib.batch.scaffold import lay_out
 from lib.batch.spec import RUNS, RunSpec, expand_grid, make_spec, parse_assignments
-from lib.batch.status import Status, read_status
-from lib.batch.sync import sync
+from lib.batch.status import EXECUTED_NAME, Status, read_status
 from lib.bench.errors import BenchError
 from lib.bench.parameters import DEFAULT_PRESET, parameters_model
-from lib.bench.project import slugs, write_text
+from lib.bench.project import RECORD_NAME, slugs, write_text
 from lib.bench.record import Record
-from lib.bench.run import RECORD_NAME
 
 INTERRUPTED = 130  # exit code of a program that Ctrl-C ended
 
@@ -211,6 +208,9 @@ def _parameters(options: argparse.Namespace) -> None:
 
 
 def _refresh(options: argparse.Namespace) -> None:
+    from lib.batch.readme import update_readme
+    from lib.batch.refresh import refresh
+
     record: Record = refresh(options.slug, options.preset)
     update_readme()
     console.print(claims_table({options.slug: record}))
@@ -218,6 +218,8 @@ def _refresh(options: argparse.Namespace) -> None:
 
 
 def _new(options: argparse.Namespace) -> None:
+    from lib.batch.scaffold import lay_out
+
     for path in lay_out(options.slug):
         console.print(f"wrote {path}", soft_wrap=True)
     options.preset = DEFAULT_PRESET
@@ -225,6 +227,8 @@ def _new(options: argparse.Namespace) -> None:
 
 
 def _reproduced(_: argparse.Namespace) -> int:
+    from lib.batch.reproduced import compare_all
+
     table, differences = compare_all()
     console.print(table)
     for sentence in differences:
@@ -233,6 +237,8 @@ def _reproduced(_: argparse.Namespace) -> int:
 
 
 def _sync(_: argparse.Namespace) -> int:
+    from lib.batch.sync import sync
+
     failed = 0
     for slug in slugs():
         try:

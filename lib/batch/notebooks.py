@@ -5,11 +5,9 @@ from pathlib import Path
 import jupytext
 from nbformat import NotebookNode
 
+from lib.batch.errors import NotebookError
+
 PARAMETERS_TAG = "parameters"
-
-
-class NotebookError(Exception):
-    """A notebook lacks something that every run needs."""
 
 
 def read_script(path: Path) -> NotebookNode:

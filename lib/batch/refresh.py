@@ -14,12 +14,12 @@ from nbformat import NotebookNode
 from papermill.iorw import load_notebook_node
 from papermill.parameterize import parameterize_notebook
 
+from lib.batch.errors import NotebookError
 from lib.batch.kernels import private_kernel
-from lib.batch.notebooks import NotebookError, read_script, require_parameters_cell
+from lib.batch.notebooks import read_script, require_parameters_cell
 from lib.bench.parameters import DEFAULT_PRESET
-from lib.bench.project import ROOT, notebook_path, write_bytes, write_text
+from lib.bench.project import FOLDER_VARIABLE, RECORD_NAME, ROOT, notebook_path, write_bytes, write_text
 from lib.bench.record import Record
-from lib.bench.run import FOLDER_VARIABLE, RECORD_NAME
 
 REAL_PRESET = "real"
 THUMBNAIL_WIDTH = 320  # pixels

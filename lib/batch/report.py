@@ -9,8 +9,8 @@ from pathlib import Path
 from rich.table import Table
 
 from lib.batch.status import Status, read_status
+from lib.bench.project import RECORD_NAME
 from lib.bench.record import Record
-from lib.bench.run import RECORD_NAME
 
 _STYLES = {"holds": "green", "fails": "yellow", "not shown": "red", "not evaluated": "dim", None: "dim"}
 

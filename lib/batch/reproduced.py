@@ -4,9 +4,8 @@ from rich.table import Table
 
 from lib.batch.readme import committed_records
 from lib.bench.parameters import DEFAULT_PRESET
-from lib.bench.project import ROOT
+from lib.bench.project import RECORD_NAME, ROOT
 from lib.bench.record import Claim, Record
-from lib.bench.run import RECORD_NAME
 
 
 def compare(committed: Record, fresh: Record) -> list[str]:

@@ -3,7 +3,7 @@
 import re
 from pathlib import Path
 
-from lib.batch.notebooks import NotebookError
+from lib.batch.errors import NotebookError
 from lib.bench.project import ROOT, write_text
 
 TEMPLATE = Path(__file__).with_name("template")

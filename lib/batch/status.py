@@ -12,6 +12,8 @@ from lib.bench.project import write_text
 
 State = Literal["running", "done", "failed", "timed out", "interrupted", "killed", "busy"]
 
+BUSY = 75  # exit code of a run that another process is doing (EX_TEMPFAIL)
+EXECUTED_NAME = "executed.ipynb"
 STATUS_NAME = "status.json"
 LOCK_NAME = ".lock"
 
@@ -71,3 +73,18 @@ def read_status(folder: Path) -> Status | None:
             return Status(status.id, status.slug, "killed", status.started, status.seconds, "its process was killed")
     except Timeout:
         return status
+
+
+def unfinished_cell(path: Path) -> str | None:
+    """Which cell papermill was executing when the file was last written, as "cell 12"; None if that can't be told.
+
+    Papermill rewrites the file in place, so a killed run may leave half of it.
+    """
+    try:
+        cells = json.loads(path.read_text(encoding="utf-8"))["cells"]
+    except (OSError, ValueError):
+        return None
+    for index, cell in enumerate(cells):
+        if cell["metadata"].get("papermill", {}).get("status") == "running":
+            return f"cell {index}"
+    return None

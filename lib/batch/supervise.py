@@ -11,11 +11,9 @@ from collections.abc import Callable
 import psutil
 from filelock import Timeout
 
-from lib.batch.child import BUSY
 from lib.batch.spec import RunSpec
-from lib.batch.status import State, Status, lock_of, read_status
-from lib.bench.project import ROOT
-from lib.bench.run import FOLDER_VARIABLE, THREADS_VARIABLE
+from lib.batch.status import BUSY, EXECUTED_NAME, State, Status, lock_of, read_status, unfinished_cell
+from lib.bench.project import FOLDER_VARIABLE, ROOT, THREADS_VARIABLE
 
 POLL_SECONDS = 0.1
 GRACE_SECONDS = 5.0
@@ -52,7 +50,7 @@ def do_run(spec: RunSpec, stop: Callable[[], bool] = lambda: False) -> Status:
         if ending is not None:
             _end(process.pid)
             process.wait()
-            return _write(spec, status.ended(*ending))
+            return _write(spec, status, *ending)
         log.seek(0)
         lines = log.read().strip().splitlines()
     final = read_status(spec.folder)
@@ -63,7 +61,7 @@ def do_run(spec: RunSpec, stop: Callable[[], bool] = lambda: False) -> Status:
     if final is not None and final.state == "failed" and final.started >= status.started:
         return final
     if process.returncode < 0:
-        return _write(spec, status.ended("killed", f"its process was ended by signal {-process.returncode}"))
+        return _write(spec, status, "killed", f"its process was ended by signal {-process.returncode}")
     return status.ended("failed", lines[-1] if lines else f"its process ended with code {process.returncode}")
 
 
@@ -99,13 +97,15 @@ def _end(pid: int) -> None:
     psutil.wait_procs(alive, timeout=GRACE_SECONDS)
 
 
-def _write(spec: RunSpec, status: Status) -> Status:
+def _write(spec: RunSpec, status: Status, state: State, reason: str) -> Status:
     """Note the end of a run whose process could not; never in a folder that another process is writing."""
+    cell = unfinished_cell(spec.folder / EXECUTED_NAME)
+    final = status.ended(state, f"{cell}: {reason}" if cell else reason)
     with contextlib.suppress(OSError, Timeout):
         spec.folder.mkdir(parents=True, exist_ok=True)
         with lock_of(spec.folder).acquire(timeout=0):
-            status.write(spec.folder)
-    return status
+            final.write(spec.folder)
+    return final
 
 
 def _environment(spec: RunSpec) -> dict[str, str]:

@@ -10,7 +10,8 @@ from jupytext.combine import combine_inputs_with_outputs
 from jupytext.compare import NotebookDifference, compare_notebooks
 from nbformat import NotebookNode
 
-from lib.batch.notebooks import NotebookError, read_script
+from lib.batch.errors import NotebookError
+from lib.batch.notebooks import read_script
 from lib.bench.project import ROOT, notebook_path, write_text
 
 

@@ -7,6 +7,9 @@ from collections.abc import Iterable
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
+RECORD_NAME = "results.json"
+FOLDER_VARIABLE = "PAPERS_RUN_FOLDER"  # set by the batch; a notebook opened by hand writes to runs/live/<slug>
+THREADS_VARIABLE = "PAPERS_THREADS"  # threads that a run may use, 1 where it is not set
 
 
 def notebook_path(slug: str) -> Path:

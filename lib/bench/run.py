@@ -24,15 +24,11 @@ from tqdm import tqdm
 from lib.bench.claims import judge
 from lib.bench.errors import BenchError, ClaimError
 from lib.bench.parameters import from_namespace
-from lib.bench.project import ROOT, write_bytes
+from lib.bench.project import FOLDER_VARIABLE, RECORD_NAME, ROOT, THREADS_VARIABLE, write_bytes
 from lib.bench.record import Claim, Figure, Record, code_sha256
 
 if TYPE_CHECKING:
     import torch
-
-FOLDER_VARIABLE = "PAPERS_RUN_FOLDER"  # set by the batch; a notebook opened by hand writes to runs/live/<slug>
-THREADS_VARIABLE = "PAPERS_THREADS"
-RECORD_NAME = "results.json"
 
 T = TypeVar("T")
 

@@ -4,6 +4,7 @@ import csv
 import io
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -151,6 +152,7 @@ def test_a_run_that_takes_too_long_is_stopped_with_all_it_started(batch: Command
     result = batch("run", SLUG, "--timeout", "8")
     assert result.returncode == 1
     assert "timed out" in result.stdout
+    assert re.search(r"cell \d+: took longer than 8 s", result.stdout)
     assert states(project) == ["timed out"]
     assert survivors(project) == []
 
@@ -216,6 +218,33 @@ def test_a_killed_batch_leaves_its_run_to_end_and_the_lock_to_it(batch: Command,
     for pid in survivors(project):
         psutil.Process(pid).kill()
     wait_for(lambda: "killed" in batch("status").stdout)
+
+
+SCHEDULER = """
+import sys
+from distributed import LocalCluster
+cluster = LocalCluster(n_workers=1, threads_per_worker=2, processes=False, protocol="tcp://", host="127.0.0.1",
+                       dashboard_address="127.0.0.1:0", worker_dashboard_address="127.0.0.1:0")
+print(cluster.scheduler_address, flush=True)
+sys.stdin.read()
+"""
+
+
+def test_a_grid_runs_on_a_scheduler_that_exists(batch: Command, project: Path) -> None:
+    cluster = subprocess.Popen(
+        [sys.executable, "-c", SCHEDULER],
+        cwd=project,
+        env=project_environment(project),
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        encoding="utf-8",
+    )
+    assert cluster.stdout is not None
+    address = cluster.stdout.readline().strip()
+    result = batch("grid", f"presets/{SLUG}.toml:groups", "-p", "preset=smoke", "--scheduler", address)
+    cluster.communicate(timeout=30)
+    assert result.returncode == 0, result.stdout + result.stderr
+    assert states(project) == ["done"] * 4
 
 
 def test_two_runs_of_one_id_never_write_at_once(batch: Command, project: Path) -> None:

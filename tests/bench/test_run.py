@@ -11,6 +11,7 @@ from threadpoolctl import threadpool_info
 
 from lib.bench import BenchError, ClaimError, Run, bootstrap_interval, show_source, start
 from lib.bench import run as run_module
+from lib.bench.project import FOLDER_VARIABLE
 from lib.bench.record import Record
 
 Open = Callable[..., Run]
@@ -28,7 +29,7 @@ def open_run(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Open:
     module.Parameters = Parameters  # type: ignore[attr-defined]
     monkeypatch.setitem(sys.modules, module.__name__, module)
     monkeypatch.setattr(run_module, "code_sha256", lambda _: "hash")
-    monkeypatch.setenv(run_module.FOLDER_VARIABLE, str(tmp_path / "out"))
+    monkeypatch.setenv(FOLDER_VARIABLE, str(tmp_path / "out"))
 
     def opened(**namespace: object) -> Run:
         return start("made_up", namespace)

@@ -8,9 +8,8 @@ import pytest
 
 from lib.batch.notebooks import read_script
 from lib.batch.refresh import execute
-from lib.bench.project import ROOT, slugs
+from lib.bench.project import RECORD_NAME, ROOT, slugs
 from lib.bench.record import Record
-from lib.bench.run import RECORD_NAME
 
 EXERCISES = 3
 MAX_SECONDS = 60.0  # fifteen are aimed at; a loaded machine takes longer
