@@ -60,7 +60,7 @@ def judge(
         control: what was taken away, and the same measurement without it. A control that passes the rule shows that
             the rule proves nothing: the verdict is ``not shown``.
         mutation: for an exact claim, what its unit test breaks to see it fail.
-        reason: why a claim fails or was not evaluated.
+        reason: why a claim fails or was not evaluated; may be given beforehand, and is dropped where it holds.
 
     Raises:
         ClaimError: the claim lacks what its kind requires.
@@ -97,7 +97,7 @@ def judge(
         control=_control(control, judged),
         mutation=mutation,
         verdict=verdict,
-        reason=reason,
+        reason=None if verdict == "holds" else reason,
     )
 
 

@@ -32,6 +32,12 @@ def test_verdicts() -> None:
     assert verdict(measured=math.nan) == "fails"
 
 
+def test_a_reason_is_kept_where_it_explains_something() -> None:
+    reason = {"reason": "too few seeds"}
+    assert judge("C1", "a claim", **{**STATISTICAL, **reason}).reason is None
+    assert judge("C1", "a claim", **{**STATISTICAL, **reason, "rule": ">= 9"}).reason == "too few seeds"
+
+
 def test_a_control_that_passes_beats_a_measurement_that_passes() -> None:
     claim = judge("C1", "a claim", **{**STATISTICAL, "control": ("nothing taken away", 3.0)})
     assert claim.control is not None
