@@ -5,7 +5,6 @@ told in notebooks/hyperplane_clustering. There are m points a_i in R^n and k hyp
 cost is sum_i min_j (a_i . w_j - gamma_j)^2 / |w_j|^2.
 """
 
-import difflib
 import math
 import tempfile
 import time
@@ -18,6 +17,8 @@ import pyomo.environ as pyo
 import pyscipopt
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 from pyomo.contrib.solver.common.factory import SolverFactory
+
+from lib.substrates.names import check_name
 
 FORMULATIONS = ("2", "2+inf", "2+1", "2+1+inf")
 RELAXATIONS = ("1", "inf", "1+inf")
@@ -49,7 +50,7 @@ class Parameters(BaseModel):
     n: int = Field(2, ge=2, le=6, description="dimension of the points")
     k: int = Field(2, ge=1, le=4, description="hyperplanes to fit")
     noise: float = Field(0.7, gt=0, description="standard deviation of the points around their hyperplane")
-    instances: int = Field(5, ge=1, description="random instances; every formulation solves all of them")
+    instances: int = Field(6, ge=1, description="random instances; every formulation solves all of them")
     time_limit: float = Field(60.0, gt=0, description="seconds of wall clock for one solve")
     solver: str = Field("scip_direct", description="Pyomo's name of the solver")
     restarts: int = Field(50, ge=1, description="random starts of the k-plane heuristic")
@@ -99,13 +100,6 @@ def _check_points(points: np.ndarray, k: int) -> np.ndarray:
     if len(points) < k:
         raise ValueError(f"{len(points)} points are fewer than k={k} clusters: lower k or add points")
     return points
-
-
-def _check_name(name: str, valid: tuple[str, ...], what: str) -> str:
-    if name not in valid:
-        nearest = difflib.get_close_matches(name, valid, n=1, cutoff=0.0)[0]
-        raise ValueError(f"unknown {what} {name!r}: did you mean {nearest!r}? Valid are {', '.join(valid)}")
-    return name
 
 
 def make_hyperplane_clusters(
@@ -218,7 +212,7 @@ def hyperplane_clustering_model(
         ValueError: bad points, or an unknown formulation.
     """
     points = _check_points(points, k)
-    norms = _check_name(formulation, FORMULATIONS + RELAXATIONS, "formulation").split("+")
+    norms = check_name(formulation, FORMULATIONS + RELAXATIONS, "formulation").split("+")
     m, n = points.shape
     low, diameter = 1 / math.sqrt(n), math.sqrt(n) * CUBE
     # "inf" asks for a large *positive* coordinate, which settles the sign: cutting it again would cut off optima.
@@ -299,7 +293,7 @@ def solve_miqcqp(
     Raises:
         ValueError: unknown solver.
     """
-    optimiser = SolverFactory(_check_name(solver, SOLVERS, "solver"))
+    optimiser = SolverFactory(check_name(solver, SOLVERS, "solver"))
     if not optimiser.available():
         return SolveRecord("solver missing", 0.0)
     if start is not None:

@@ -7,7 +7,6 @@ to nature, then seen). Every way the story can go is an entry of one array, with
 summing the first part and keeping the second; the maximum over it is one step of the paper's recursion.
 """
 
-import difflib
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from graphlib import CycleError, TopologicalSorter
@@ -20,6 +19,8 @@ from numpy.typing import ArrayLike
 from pydantic import BaseModel, ConfigDict, Field
 from scipy.stats import norm
 from sklearn.base import ClassifierMixin, clone
+
+from lib.substrates.names import check_name
 
 Batch = float | np.ndarray  # one number a model; a plain number where there is one model only
 Policy = Sequence[np.ndarray]
@@ -48,22 +49,13 @@ class Parameters(BaseModel):
     bins: int = Field(6, ge=2, le=8, description="bins, and values to set, of each of the reef's variables")
 
 
-def _check_name(name: str, valid: Iterable[str], what: str = "variable") -> str:
-    names = list(valid)
-    if name not in names:
-        nearest = difflib.get_close_matches(name, names, n=1, cutoff=0.0)
-        hint = f"did you mean {nearest[0]!r}? " if nearest else ""
-        raise ValueError(f"unknown {what} {name!r}: {hint}Valid are {', '.join(names)}")
-    return name
-
-
 def _check_graph(order: Sequence[str], parents: Mapping[str, Collection[str]]) -> None:
     if len(set(order)) != len(order) or not order:
         raise ValueError("order must name every variable exactly once")
     for name in [*parents, *(parent for group in parents.values() for parent in group)]:
-        _check_name(name, order)
+        check_name(name, order, "variable")
     for name in order:
-        _check_name(name, parents, "equation for")
+        check_name(name, parents, "equation for")
     try:
         TopologicalSorter(parents).prepare()
     except CycleError as error:
@@ -84,13 +76,13 @@ def _check_history(
 ) -> list[str]:
     """The part of ``sequence`` that is still to be decided or seen before ``target``."""
     order = list(order)
-    place = order.index(_check_name(target, order))
-    past = [order.index(_check_name(name, order)) for name in (*do, *observed)]
+    place = order.index(check_name(target, order, "variable"))
+    past = [order.index(check_name(name, order, "variable")) for name in (*do, *observed)]
     if set(do) & set(observed):
         raise ValueError("a variable is either altered or observed: leave it in one of do and observed")
     first = max(past, default=-1) + 1
     if start is not None:
-        first = order.index(_check_name(start, sequence))
+        first = order.index(check_name(start, sequence, "variable"))
         if first >= place:
             raise ValueError(f"{start!r} comes true after the target {target!r}: altering it is too late")
     if max(past, default=-1) >= min(first, place):
@@ -178,7 +170,7 @@ class DecisionTree:
         Raises:
             ValueError: unknown strategy.
         """
-        if _check_name(strategy, STRATEGIES, "strategy") in ("observe", "max-one", "max-all", "plan"):
+        if check_name(strategy, STRATEGIES, "strategy") in ("observe", "max-one", "max-all", "plan"):
             return self._fixed(strategy)
         weight, success, optimal = self.nature(self.weight), self.nature(self.success), self.optimal_choices()
         policy = []
@@ -343,7 +335,7 @@ class DiscreteSEM:
             if (table < 0).any() or np.abs(table.sum(axis=-1) - 1).max() > 1e-9:
                 raise ValueError(f"the probabilities of {name!r} must be at least 0 and sum to 1 in every context")
         for name in self.hidden:
-            _check_name(name, self.order)
+            check_name(name, self.order, "variable")
         for name, values in self.actionable.items():
             self._check_values(name, values)
         if set(self.hidden) & set(self.actionable):
@@ -359,7 +351,7 @@ class DiscreteSEM:
         return [name for name in self.order if name not in self.hidden]
 
     def _check_values(self, name: str, values: Iterable[float]) -> list[int]:
-        count, numbers = self.cardinality(_check_name(name, self.order)), [*values]
+        count, numbers = self.cardinality(check_name(name, self.order, "variable")), [*values]
         if not numbers or any(value not in range(count) for value in numbers):
             raise ValueError(f"values of {name!r} are the integers 0 to {count - 1}, not {numbers}")
         return [int(value) for value in numbers]
@@ -489,7 +481,7 @@ def fit_discrete_sem(
     """
     columns: dict[str, np.ndarray] = {}
     for name in order:
-        column = np.asarray(data[_check_name(name, data)], dtype=float)
+        column = np.asarray(data[check_name(name, data, "variable")], dtype=float)
         if column.ndim < 1 or column.size == 0 or column.shape != np.shape(data[order[0]]):
             raise ValueError(f"column {name!r} has shape {column.shape}: all columns need the same rows, at least one")
         if not np.isfinite(column).all():
@@ -507,7 +499,7 @@ def fit_discrete_sem(
     tables: dict[str, tuple[Sequence[str], ArrayLike]] = {}
     for i, name in enumerate(order):
         causes = tuple((parents or {}).get(name, order[:i]))
-        shape = [sizes[_check_name(cause, order)] for cause in causes]
+        shape = [sizes[check_name(cause, order, "variable")] for cause in causes]
         past = _context([columns[cause] for cause in causes], shape, (*batch, n)).reshape(models, n)
         contexts, own = int(np.prod(shape)), columns[name].reshape(models, n)
         if classifier is not None and causes:
@@ -553,7 +545,7 @@ class LinearGaussianSEM:
         if not np.isfinite(numbers).all() or self.noise_var <= 0:
             raise ValueError("coefficients must be finite and noise_var a positive number: NaN or 0 was given")
         for name, values in self.actionable.items():
-            _check_name(name, self.order)
+            check_name(name, self.order, "variable")
             if not len(values) or not np.isfinite(values).all():
                 raise ValueError(f"the values of {name!r} must be finite numbers: give at least one")
 
@@ -570,7 +562,7 @@ class LinearGaussianSEM:
         """
         order = self.order
         for name in (target, *do, *observed):
-            _check_name(name, order)
+            check_name(name, order, "variable")
         if len({target, *do, *observed}) != 1 + len(do) + len(observed):
             raise ValueError("the target, the altered and the observed variables must be different ones")
         place = {name: i for i, name in enumerate(order)}
@@ -707,7 +699,7 @@ def influence_power(
     Raises:
         ValueError: the variable is not actionable, or as ``sem.tree``.
     """
-    _check_name(variable, sem.actionable, "actionable variable")
+    check_name(variable, sem.actionable, "actionable variable")
     return sem.tree(target, desired, do, observed, variable).influence()
 
 
@@ -722,13 +714,13 @@ def influence_power_uct(
     searches: int = 1,
 ) -> InfluenceResult:
     """Influence power by tree search; fields are ``[len(iterations), searches, ...]`` (:meth:`DecisionTree.search`)."""
-    _check_name(variable, sem.actionable, "actionable variable")
+    check_name(variable, sem.actionable, "actionable variable")
     return sem.tree(target, desired, start=variable).search(iterations, rng, alpha, searches)
 
 
 def average_causal_effect(sem: DiscreteSEM, variable: str, target: str, low: int = 0, high: int = 1) -> Batch:
     """E(target | do(variable = high)) - E(target | do(variable = low)), the usual measure of a cause's strength."""
-    values = range(sem.cardinality(_check_name(target, sem.order)))
+    values = range(sem.cardinality(check_name(target, sem.order, "variable")))
     return sum(
         value * (sem.probability(target, [value], {variable: high}) - sem.probability(target, [value], {variable: low}))
         for value in values
@@ -798,7 +790,7 @@ def draw_task(task: str, draws: int, rng: np.random.Generator) -> DiscreteSEM:
         "farmer": [(0.7, 0.9)] * 5,
         "doctor": [(0.4, 0.6), (0.1, 0.3), (0.1, 0.3), (0.1, 0.3), (0.3, 0.5)],
     }
-    chances = [rng.uniform(*limits, draws) for limits in ranges[_check_name(task, ranges, "task")]]
+    chances = [rng.uniform(*limits, draws) for limits in ranges[check_name(task, ranges, "task")]]
     first, fades, trap = (lambda n: n), (lambda v, n: (1 - v) * n), (lambda v, w, n: w * (1 - v) + (1 - w) * n)
     rows: dict[str, list[tuple[Callable[..., Any], str]]] = {
         "trader": [(first, ""), (_copy, "V1"), (_copy, "V2"), (_copy, "V3"), (trap, "V1 V4")],

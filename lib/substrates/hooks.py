@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
 from lib.substrates.architecture import Architecture, architecture
-from lib.substrates.packages import describe_names
+from lib.substrates.names import describe_names
 
 Kind = Literal["resid_pre", "resid_mid", "resid_post", "attn_out", "head_out", "mlp_out", "mlp_act", "final_resid"]
 Edit = Tensor | Callable[[Tensor], Tensor]

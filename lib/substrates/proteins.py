@@ -13,7 +13,8 @@ from tokenizers import Regex, Tokenizer, models, pre_tokenizers, processors
 from transformers import PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerFast
 
 from lib.substrates.checkpoints import LanguageModel, loading, ready
-from lib.substrates.packages import check_name, package_file, package_folder
+from lib.substrates.names import check_name
+from lib.substrates.packages import package_file, package_folder
 
 
 def load_protein_model(name: str) -> LanguageModel:
@@ -24,7 +25,7 @@ def load_protein_model(name: str) -> LanguageModel:
     sequence between ``[CLS]`` and ``[SEP]``. Spaces between amino acids are optional. The weights of IgLM are for
     academic, non-commercial use.
     """
-    check_name("protein model", name, _PROTEIN_MODELS)
+    check_name(name, _PROTEIN_MODELS, "protein model")
     return _PROTEIN_MODELS[name]()
 
 

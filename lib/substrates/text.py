@@ -13,7 +13,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from lib.substrates.packages import check_name, package_file, package_folder
+from lib.substrates.names import check_name
+from lib.substrates.packages import package_file, package_folder
 
 
 @dataclass(frozen=True)
@@ -47,7 +48,7 @@ def load_text(name: str) -> Corpus:
         ValueError: for an unknown name; names the nearest valid one.
         MissingSubstrateError: if the package that carries the corpus is not installed.
     """
-    check_name("text", name, _CORPORA)
+    check_name(name, _CORPORA, "text")
     return _CORPORA[name](name)
 
 
