@@ -8,9 +8,9 @@ from collections.abc import Iterable
 
 def describe_names(name: str, valid: Iterable[str]) -> str:
     """End of an error sentence: the nearest of the valid names, if one is near, and all of them."""
-    names = sorted(valid)
+    names = {known.lower(): known for known in sorted(valid)}
     near = difflib.get_close_matches(name.lower(), names, n=1, cutoff=0.5)
-    return (f"did you mean {near[0]!r}? " if near else "") + "known here: " + ", ".join(names)
+    return (f"did you mean {names[near[0]]!r}? " if near else "") + "known here: " + ", ".join(names.values())
 
 
 def check_name(name: str, valid: Iterable[str], what: str) -> str:
