@@ -71,7 +71,9 @@ lock: ## make requirements.lock anew from the ranges of pyproject.toml
 	rm -rf build/lock
 	$(PYTHON) -m venv build/lock
 	build/lock/bin/pip install --quiet --editable '.[all]'
-	build/lock/bin/pip freeze --exclude-editable | sed -E 's/\+cpu$$//' > requirements.lock
+	echo '# Exact versions for make and CI; made from the ranges of pyproject.toml by `make lock`.' > requirements.lock
+	echo '# torch: pip takes the CPU build where it offers one.' >> requirements.lock
+	build/lock/bin/pip freeze --exclude-editable | sed -E 's/\+cpu$$//' >> requirements.lock
 
 clean: ## remove runs and caches of tools; the virtual environment stays
 	rm -rf runs build .pytest_cache .ruff_cache .mypy_cache .hypothesis .import_linter_cache

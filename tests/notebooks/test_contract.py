@@ -268,7 +268,7 @@ def test_imports_go_one_way(slug: str) -> None:
     for node in ast.walk(tree):
         names = [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
         if isinstance(node, ast.ImportFrom):
-            names = [str(node.module)]
+            names = [f"{node.module}.{alias.name}" for alias in node.names]
         for name in names:
             assert not name.startswith("lib") or name.startswith(allowed), name
 
