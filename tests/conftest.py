@@ -5,12 +5,15 @@ import subprocess
 import sys
 from pathlib import Path
 
+import hypothesis
 import pytest
 from demo_project import OFFLINE, SLUG, Command, lay_out_project, project_environment
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Refuse to run where the network is not blocked: `make unit` sets what is needed."""
+    """Draw the same examples in every run, and refuse to run where the network is not blocked, as `make unit` does."""
+    hypothesis.settings.register_profile("repeatable", derandomize=True, deadline=None)
+    hypothesis.settings.load_profile("repeatable")
     if not hasattr(sys.modules.get("sitecustomize"), "NetworkBlockedError"):
         raise pytest.UsageError(f"run the tests by `make unit`, or with PYTHONPATH={OFFLINE}")
 

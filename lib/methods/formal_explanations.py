@@ -16,6 +16,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
+import highspy
 import numpy as np
 import pyomo.environ as pyo
 import torch
@@ -606,6 +607,8 @@ def maximize_exactly(
     model = relu_milp(network, domain, row, ranges)
     if floor is not None:
         model.rows.add(model.margin.expr >= floor)
+    # HiGHS refuses any other number of threads than that with which its scheduler began, for the whole process.
+    highspy.Highs.resetGlobalScheduler(True)
     result = SolverFactory("highs").solve(
         model,
         time_limit=time_limit,

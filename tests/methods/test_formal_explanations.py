@@ -3,6 +3,7 @@
 import functools
 import itertools
 
+import highspy
 import numpy as np
 import pytest
 import torch
@@ -252,6 +253,15 @@ def test_exact_maximum_lies_between_attack_and_bound(seed, changes):
         assert (network(point) @ row).item() == pytest.approx(value, abs=1e-5)
         moved = ((point.reshape(domain.x.shape) - domain.x).abs() > 1e-7).any(0) & ~domain.free[0]
         assert moved.sum() <= changes
+
+
+def test_exact_maximum_is_found_in_a_process_that_used_the_solver_with_other_threads():
+    solver = highspy.Highs()
+    solver.setOptionValue("output_flag", False)
+    solver.setOptionValue("threads", 2)
+    solver.addVar(0.0, 1.0)
+    solver.run()
+    test_exact_maximum_against_a_fine_grid(0)
 
 
 @pytest.mark.parametrize("seed", range(3))
