@@ -97,6 +97,7 @@ class Run:
         self.threads = threads
         self.rng = np.random.default_rng(self.seed)
         self._started = started
+        self._code_sha256 = code_sha256(slug)  # of the code that runs, not of what an editor has made of it by the end
         self._figures: dict[str, Figure] = {}
         self._claims: dict[str, Claim] = {}
 
@@ -160,7 +161,7 @@ class Run:
             parameters=self.parameters.model_dump(),
             seed=self.seed,
             threads=self.threads,
-            code_sha256=code_sha256(self.slug),
+            code_sha256=self._code_sha256,
             wall_seconds=round(time.perf_counter() - self._started, 2),
             peak_memory_mib=round(_peak_memory_mib(), 1),
             versions=_versions(),
