@@ -60,7 +60,8 @@ def judge(
         control: what was taken away, and the same measurement without it. A control that passes the rule shows that
             the rule proves nothing: the verdict is ``not shown``.
         mutation: for an exact claim, what its unit test breaks to see it fail.
-        reason: why a claim fails or was not evaluated; may be given beforehand, and is dropped where it holds.
+        reason: why a claim fails or was not evaluated; may be given beforehand, and is dropped where it
+            holds, or is reported with its number.
 
     Raises:
         ClaimError: the claim lacks what its kind requires.
@@ -97,7 +98,7 @@ def judge(
         control=_control(control, judged),
         mutation=mutation,
         verdict=verdict,
-        reason=None if verdict == "holds" else reason,
+        reason=None if verdict == "holds" or (judged is None and measured is not None) else reason,
     )
 
 

@@ -36,6 +36,8 @@ def test_a_reason_is_kept_where_it_explains_something() -> None:
     reason = {"reason": "too few seeds"}
     assert judge("C1", "a claim", **{**STATISTICAL, **reason}).reason is None
     assert judge("C1", "a claim", **{**STATISTICAL, **reason, "rule": ">= 9"}).reason == "too few seeds"
+    assert judge("C1", "a claim", kind="descriptive", rule=None, measured=1.0, **reason).reason is None
+    assert judge("C1", "a claim", kind="descriptive", rule=None, measured=None, **reason).reason == "too few seeds"
 
 
 def test_a_control_that_passes_beats_a_measurement_that_passes() -> None:
