@@ -1,4 +1,4 @@
-"""The parts of a Hugging Face decoder under one set of names, whichever family it belongs to."""
+"""The parts of a Hugging Face transformer under one set of names, whichever family it belongs to."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 @dataclass(frozen=True)
 class _Family:
-    """Attribute names of one family of decoders."""
+    """Attribute names of one family of pre-norm transformers."""
 
     blocks: str
     embedding: str
@@ -33,12 +33,20 @@ _FAMILIES = (
         "layers", "embed_in", "final_layer_norm", "attention", "dense", "mlp", "dense_4h_to_h", "input_layernorm",
         "post_attention_layernorm",
     ),
+    _Family(
+        "layers", "embeddings", "layernorm", "attention", "o_proj", "mlp", "fc2", "layernorm_before",
+        "layernorm_after",
+    ),
 )  # fmt: skip
 
 
 @dataclass(frozen=True)
 class Architecture:
-    """The parts of a decoder, found from its modules by :func:`architecture`; lists are indexed by layer."""
+    """The parts of a decoder or vision transformer, found by :func:`architecture`; lists are indexed by layer.
+
+    `embedding` turns tokens, or the patches of an image, into the stream; `unembedding` turns the normalised stream
+    into logits of tokens, or of the classes of a vision transformer, and is None where the model has no head.
+    """
 
     blocks: tuple[nn.Module, ...]
     attentions: tuple[nn.Module, ...]
@@ -48,7 +56,7 @@ class Architecture:
     first_norms: tuple[nn.Module, ...]
     second_norms: tuple[nn.Module, ...]
     final_norm: nn.Module
-    embedding: nn.Embedding
+    embedding: nn.Module
     unembedding: nn.Module | None
     n_heads: int
     head_dim: int
@@ -72,7 +80,7 @@ class Architecture:
 
 
 def architecture(model: nn.Module) -> Architecture:
-    """Finds the decoder inside `model`, be it the language model, its body, or a wrapper around it.
+    """Finds the decoder or vision transformer inside `model`: the whole model, its body, or a wrapper around it.
 
     Raises:
         ValueError: if no module in it looks like one of the supported families.
@@ -82,7 +90,8 @@ def architecture(model: nn.Module) -> Architecture:
             if _fits(body, family):
                 return _describe(model, body, family)
     raise ValueError(
-        f"no decoder of a known family (GPT-2, Llama, Mistral, Qwen2, Qwen3, GPT-NeoX) in {type(model).__name__}"
+        "no transformer of a known family (GPT-2, Llama, Mistral, Qwen2, Qwen3, GPT-NeoX, ViT) "
+        f"in {type(model).__name__}"
     )
 
 
@@ -114,6 +123,7 @@ def _describe(model: nn.Module, body: nn.Module, family: _Family) -> Architectur
     weight = projections[0].get_parameter("weight")
     width = weight.shape[1] if isinstance(projections[0], nn.Linear) else weight.shape[0]
     head_of = getattr(model, "get_output_embeddings", lambda: None)
+    unembedding = head_of() or getattr(model, "classifier", None)
     return Architecture(
         blocks=blocks,
         attentions=attentions,
@@ -124,7 +134,7 @@ def _describe(model: nn.Module, body: nn.Module, family: _Family) -> Architectur
         second_norms=tuple(getattr(block, family.second_norm) for block in blocks),
         final_norm=getattr(body, family.final_norm),
         embedding=getattr(body, family.embedding),
-        unembedding=head_of(),
+        unembedding=unembedding,
         n_heads=n_heads,
         head_dim=width // n_heads,
         parallel=bool(getattr(blocks[0], "use_parallel_residual", False)),

@@ -761,7 +761,7 @@ def test_token_losses_label_logits_and_padding() -> None:
 
 
 def test_a_model_without_decoder_or_unembedding_is_refused() -> None:
-    with pytest.raises(ValueError, match="no decoder of a known family"):
+    with pytest.raises(ValueError, match="no transformer of a known family"):
         LastBlock(network(), 2, generator())
     with pytest.raises(ValueError, match="causal language model"):
         LastBlock(decoder("llama").base_model, 2, generator())

@@ -323,5 +323,5 @@ def test_edits_that_do_not_fit(edit: object, message: str) -> None:
 
 @pytest.mark.parametrize("module", [nn.Linear(2, 2), nn.ModuleDict({"h": nn.ModuleList()})])
 def test_a_module_of_no_known_family(module: nn.Module) -> None:
-    with pytest.raises(ValueError, match="no decoder of a known family"):
+    with pytest.raises(ValueError, match="no transformer of a known family"):
         architecture(module)
