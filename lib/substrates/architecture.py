@@ -45,7 +45,8 @@ class Architecture:
     """The parts of a decoder or vision transformer, found by :func:`architecture`; lists are indexed by layer.
 
     `embedding` turns tokens, or the patches of an image, into the stream; `unembedding` turns the normalised stream
-    into logits of tokens, or of the classes of a vision transformer, and is None where the model has no head.
+    into logits of tokens, or of the classes of a vision transformer, and is None where the model has no head. `rotary`
+    turns positions into angles, in the families that have such positions.
     """
 
     blocks: tuple[nn.Module, ...]
@@ -58,6 +59,7 @@ class Architecture:
     final_norm: nn.Module
     embedding: nn.Module
     unembedding: nn.Module | None
+    rotary: nn.Module | None
     n_heads: int
     head_dim: int
     parallel: bool
@@ -135,6 +137,7 @@ def _describe(model: nn.Module, body: nn.Module, family: _Family) -> Architectur
         final_norm=getattr(body, family.final_norm),
         embedding=getattr(body, family.embedding),
         unembedding=unembedding,
+        rotary=getattr(body, "rotary_emb", None),
         n_heads=n_heads,
         head_dim=width // n_heads,
         parallel=bool(getattr(blocks[0], "use_parallel_residual", False)),
