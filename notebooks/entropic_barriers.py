@@ -48,7 +48,7 @@
 # %% [markdown]
 # ## Parameters
 #
-# Everything that a reader may change. `preset="smoke"` takes seconds; `preset="real"` replaces the small network by adapters in a pretrained language model, and leaves out what that makes too dear (C6, C7, the clean control).
+# Everything that a reader may change. `preset="smoke"` takes seconds; `preset="real"` replaces the small network by low-rank updates of a pretrained language model, and leaves out what that makes too dear (C6, C7, the clean control).
 
 # %% tags=["parameters"]
 preset: str = "small"  # named parameter set of presets/entropic_barriers.toml
@@ -660,36 +660,30 @@ _ = run.claim(
 )
 
 # %% [markdown]
-# C6: the outward drift, averaged over the pivots, of the smallest batch minus that of each larger one; the worse difference counts, down to two standard errors. The control is the same quantity for noise without curvature.
+# C6: the outward drift, averaged over the pivots, of the smallest batch minus that of each larger one, in standard errors; the smallest of these counts and must exceed two. The control is the same quantity for noise without curvature.
 
 
 # %%
 def excess(displacements, others):
-    """Mean outward displacement minus that of each other setting, worst: value, and ends of its interval."""
+    """Mean outward displacement minus that of each other setting, in standard errors of the difference: the smallest."""
     outward = [(d * torch.tensor(side).to(d)).mean(1) for d in (displacements, *others)]
     mean, error = np.array([(float(o.mean()), float(o.std()) / replicas**0.5) for o in outward]).T
-    gaps, errors = mean[0] - mean[1:], np.hypot(error[0], error[1:])
-    worst = (gaps - 2 * errors).argmin()
-    return gaps[worst], (gaps[worst] - 2 * errors[worst], gaps[worst] + 2 * errors[worst])
+    return ((mean[0] - mean[1:]) / np.hypot(error[0], error[1:])).min()
 
 
 # %% [markdown]
-# Against each larger batch.
+# Against each larger batch. A number of standard errors is judged as it stands.
 
 # %%
 found = {"measured": None, "reason": "one batch size only, to save time"}
 if len(drift_batch) > 1:
     larger = [drifts[drift_eta[0], b] for b in drift_batch[1:]]
-    value, interval = excess(base.displacements, [d.displacements for d in larger])
-    control = ("noise without curvature, lower end", excess(base.noise, [d.noise for d in larger])[1][0])
-    found = {
-        "measured": value,
-        "interval": interval,
-        "control": control,
-        "reason": "the difference is within its error",
-    }
-text = "outward drift of the smallest batch minus that of a larger one, worst"
-_ = run.claim("C6", text, kind="statistical", rule="> 0", paper="B = 16 ten times faster than 256", **found)
+    value = excess(base.displacements, [d.displacements for d in larger])
+    control = ("noise without curvature", excess(base.noise, [d.noise for d in larger]))
+    reason = "the difference is within its error"
+    found = {"measured": value, "interval": (value, value), "control": control, "reason": reason}
+text = "outward drift of the smallest batch minus that of a larger one, in standard errors, worst"
+_ = run.claim("C6", text, kind="statistical", rule="> 2", paper="B = 16 ten times faster than 256", **found)
 
 # %% [markdown]
 # C7a counts trunks whose loss barrier falls below a twentieth strictly earlier than their trace barrier (one that never does counts as latest). Two of three are asked for. The control is the opposite order. C7b, only reported, is what a finer grid of $k$ would resolve.
@@ -787,7 +781,7 @@ run.finish()
 # %% [markdown]
 # **Full scale.** The paper uses WRN-16-4 and ResNets on CIFAR. `eb.module_logits(module, images)` turns any module that treats examples one by one into a function of flat vectors, and everything above takes it; it needs torchvision, its download and hours of a GPU a path. `preset="full"` stays with what installs here: 1,000 MNIST images, a deeper network, 25 pivots, hours on a workstation.
 #
-# `preset="real"` joins two fine-tunes of a pretrained language model; its record lies beside this one.
+# `preset="real"` joins two fine-tunes of a pretrained language model; its record lies beside this one. With so few pivots its drift (C5) is fragile: with other first updates of the same rank no pivot drifted significantly, where the record counts four of five.
 #
 # Next: [benign_overfitting](benign_overfitting.ipynb) for a network whose limit is known without training, or [layernorm_removal](layernorm_removal.ipynb).
 

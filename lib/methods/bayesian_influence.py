@@ -8,7 +8,6 @@ examples, q queries, C chains, T draws, M subsets, R retrainings of each, k clas
 Sign everywhere: ``influence[j, i] < 0`` means that more weight on training example i lowers the loss of query j.
 """
 
-import copy
 import math
 import warnings
 from collections.abc import Callable, Sequence
@@ -24,8 +23,7 @@ from scipy.stats import rankdata
 from torch import Tensor, nn
 from torch.func import functional_call, grad, jacrev, vmap
 
-from lib.substrates.architecture import architecture
-from lib.substrates.hooks import Site, capture
+from lib.substrates.tail import DecoderTail
 
 Evaluate = Callable[..., Tensor]
 Data = Sequence[Tensor]
@@ -602,78 +600,11 @@ def linear_datamodeling_score(scores: Tensor, subsets: Tensor, losses: Tensor) -
 # language models
 
 
-class LastBlock(nn.Module):
-    """What the last block of a decoder does after attention has mixed positions, with trainable low-rank updates.
+def next_token_losses(tail: DecoderTail, stream: Tensor, heads: Tensor, tokens: Tensor, real: Tensor) -> Tensor:
+    """Loss in nats of each token after the first, (n, S - 1), from :func:`lib.substrates.tail.tail_states`.
 
-    The output matrices of attention and MLP become W + B A, with A random and fixed, and B, zero at first, the only
-    trainable part. Nothing trainable lies before the mixing, so its results are computed once (:meth:`states`), and
-    every position is then a row of its own: a draw costs one position of one block, not a sentence of a whole model.
-
-    Args:
-        model: Hugging Face causal language model of a family that :mod:`lib.substrates.architecture` knows; copied.
-        rank: of the updates.
-        generator: source of A.
-
-    Raises:
-        ValueError: for an unknown family or a model without unembedding.
+    It is 0 where `real` (n, S) is false, at padding, which must stand on the right.
     """
-
-    def __init__(self, model: nn.Module, rank: int, generator: torch.Generator) -> None:
-        super().__init__()
-        parts = architecture(model)
-        if parts.unembedding is None:
-            raise ValueError("the model has no unembedding: load it as a causal language model")
-        self.parallel = parts.parallel
-        self.norm, self.mlp, self.final_norm, self.unembedding = (
-            copy.deepcopy(part).requires_grad_(False)
-            for part in (parts.second_norms[-1], parts.mlps[-1], parts.final_norm, parts.unembedding)
-        )
-        self.projection = _LowRankUpdate(copy.deepcopy(parts.projections[-1]), rank, generator)
-        name = next(name for name, module in parts.mlps[-1].named_modules() if module is parts.mlp_downs[-1])
-        setattr(self.mlp, name, _LowRankUpdate(self.mlp.get_submodule(name), rank, generator))
-        self.eval()
-
-    @staticmethod
-    @torch.no_grad()
-    def states(model: nn.Module, tokens: Tensor) -> tuple[Tensor, Tensor]:
-        """Residual stream before the block (n, S, d) and what its heads read (n, S, H D), for tokens (n, S).
-
-        Pad on the right: attention is causal, so no earlier position sees the padding.
-        """
-        sites = [Site(kind, architecture(model).n_layers - 1) for kind in ("resid_pre", "head_out")]
-        with capture(model, sites) as seen:
-            model(tokens, use_cache=False)
-        return seen[sites[0]], seen[sites[1]].flatten(-2)
-
-    def forward(self, stream: Tensor, heads: Tensor) -> Tensor:
-        """Final residual stream (..., d) after the last norm, of states (..., d) and (..., H D)."""
-        attended = stream + self.projection(heads)
-        return self.final_norm(attended + self.mlp(self.norm(stream if self.parallel else attended)))
-
-
-class _LowRankUpdate(nn.Module):
-    def __init__(self, matrix: nn.Module, rank: int, generator: torch.Generator) -> None:
-        super().__init__()
-        self.matrix = matrix.requires_grad_(False)
-        weight = matrix.get_parameter("weight")
-        # Conv1D of GPT-2 stores (in, out), nn.Linear stores (out, in).
-        outside, inside = weight.shape if isinstance(matrix, nn.Linear) else weight.shape[::-1]
-        self.a: Tensor
-        self.register_buffer("a", torch.randn(rank, inside, generator=generator).to(weight) / math.sqrt(inside))
-        self.b = nn.Linear(rank, outside, bias=False).to(weight)
-        nn.init.zeros_(self.b.weight)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.matrix(x) + self.b(x @ self.a.T)
-
-
-def next_token_losses(block: LastBlock, stream: Tensor, heads: Tensor, tokens: Tensor, real: Tensor) -> Tensor:
-    """Loss in nats of each token after the first, (n, S - 1); 0 where `real` (n, S) is false, at padding."""
-    logits: Tensor = block.unembedding(block(stream[:, :-1].contiguous(), heads[:, :-1].contiguous()))
+    logits: Tensor = tail(stream[:, :-1].contiguous(), heads[:, :-1].contiguous())
     losses = F.cross_entropy(logits.flatten(0, 1), tokens[:, 1:].flatten(), reduction="none")
     return losses.view(tokens[:, 1:].shape) * real[:, 1:]
-
-
-def label_logits(block: LastBlock, stream: Tensor, heads: Tensor, labels: Tensor, words: Tensor) -> Tensor:
-    """Logits (n, k) of the tokens `words` (n, k) after states (n, d) and (n, H D) of the answer's position."""
-    return torch.einsum("nd,nkd->nk", block(stream, heads), block.unembedding.get_parameter("weight")[words])

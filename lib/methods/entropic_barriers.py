@@ -12,18 +12,17 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal, Self, cast
+from typing import Literal, Self, cast
 
 import torch
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 from torch import Tensor, nn
 from torch.func import functional_call, jvp, vmap
 from torch.nn.functional import cross_entropy
-from transformers import PreTrainedModel
-from transformers.models.llama.modeling_llama import apply_rotary_pos_emb
 
 from lib.substrates.images import load_images
 from lib.substrates.models import load_language_model
+from lib.substrates.tail import DecoderTail, tail_states
 from lib.substrates.text import load_text
 
 Loss = Callable[[Tensor], Tensor]
@@ -124,135 +123,62 @@ class MLP:
         return a.view(*theta.shape[:-1], *a.shape[1:])
 
 
-def module_logits(module: nn.Module, x: Tensor) -> tuple[Tensor, Logits]:
-    """Your own network over inputs ``x (N, ...)``: its parameters (P,), and its logits as a function of such vectors.
+def module_logits(module: nn.Module, x: Tensor | Sequence[Tensor]) -> tuple[Tensor, Logits]:
+    """Your own network over N inputs: its trained parameters (P,), and its logits as a function of such vectors.
 
     The module must treat examples one by one: no batch normalisation in training mode, no dropout.
-    """
-    shapes = {name: p.shape for name, p in module.named_parameters()}
-    buffers = dict(module.named_buffers())
 
-    def one(theta: Tensor, inputs: Tensor) -> Tensor:
+    Args:
+        module: parameters that require a gradient are the vector; the others stay as they are.
+        x: (N, ...), or several such tensors, its arguments.
+    """
+    shapes = {name: p.shape for name, p in module.named_parameters() if p.requires_grad}
+    examples = (x,) if isinstance(x, Tensor) else tuple(x)
+
+    def one(theta: Tensor, inputs: tuple[Tensor, ...]) -> Tensor:
         pieces = theta.split([shape.numel() for shape in shapes.values()])
         named = {key: piece.view(shape) for (key, shape), piece in zip(shapes.items(), pieces, strict=True)}
-        return functional_call(module, named | buffers, (inputs,))
+        return functional_call(module, named, inputs)
 
     def logits(theta: Tensor, index: Tensor | None = None) -> Tensor:
         flat = theta.reshape(-1, theta.shape[-1])
-        out = vmap(one, (0, None))(flat, x) if index is None else vmap(one)(flat, x[index.reshape(len(flat), -1)])
+        if index is None:
+            out = vmap(one, (0, None))(flat, examples)
+        else:
+            rows = index.reshape(len(flat), -1)
+            out = vmap(one)(flat, tuple(part[rows] for part in examples))
         return out.reshape(*theta.shape[:-1], *out.shape[1:])
 
-    return torch.cat([p.detach().flatten() for p in module.parameters()]), logits
+    return torch.cat([p.detach().flatten() for p in module.parameters() if p.requires_grad]), logits
 
 
-class AdaptedTail:
-    """Low-rank adapters on ``o_proj`` and ``down_proj`` of the last blocks of a Llama-like model, as flat vectors.
-
-    What no adapter changes runs once: the blocks below, and the first adapted block's attention. The last block runs
-    at each prompt's last token only, whose logits of the answer tokens are returned.
+class PromptedModel:
+    """A language model's answers to N prompts as a function of low-rank updates of its last blocks, as flat vectors.
 
     Args:
-        model: a causal language model with blocks ``model.model.layers``; left as it is.
-        tokens: (N, L) token ids, padded on the right, which causal attention does not see.
+        model: a causal language model that :mod:`lib.substrates.architecture` knows; left as it is.
+        tokens: (N, L) token ids, padded on the right.
         lengths: (N,) tokens of each prompt.
         answers: ids of the C answer tokens.
-        rank: of the adapters.
-        blocks: how many blocks carry adapters.
+        rank: of the updates.
+        blocks: how many blocks carry them.
     """
 
     def __init__(
-        self,
-        model: PreTrainedModel,
-        tokens: Tensor,
-        lengths: Tensor,
-        answers: Sequence[int],
-        rank: int,
-        blocks: int = 2,
+        self, model: nn.Module, tokens: Tensor, lengths: Tensor, answers: Sequence[int], rank: int, blocks: int = 2
     ) -> None:
-        body: Any = model.model
-        model.requires_grad_(False)
-        self._layers, self._norm, self._last = list(body.layers[-blocks:]), body.norm, lengths - 1
-        self._head = cast(Tensor, model.get_output_embeddings().weight)[list(answers)]
-        seen: dict[str, Any] = {}
-
-        def enter(_: nn.Module, args: tuple[Any, ...], options: dict[str, Any]) -> None:
-            seen.update(hidden=args[0], turn=options["position_embeddings"])
-
-        def attended(_: nn.Module, args: tuple[Any, ...]) -> None:
-            seen.update(attended=args[0])
-
-        first = self._layers[0]
-        handles = [
-            first.register_forward_pre_hook(enter, with_kwargs=True),
-            first.self_attn.o_proj.register_forward_pre_hook(attended),
-        ]
-        try:
-            with torch.no_grad():
-                model(tokens, use_cache=False, logits_to_keep=1)
-        finally:
-            for handle in handles:
-                handle.remove()
-        self._hidden, self._attended, self._turn = seen["hidden"], seen["attended"], seen["turn"]
-        sites = [site for layer in self._layers for site in (layer.self_attn.o_proj, layer.mlp.down_proj)]
-        self._shapes = [shape for site in sites for shape in ((rank, site.in_features), (site.out_features, rank))]
-        self.size = sum(a * b for a, b in self._shapes)
+        inputs = (*tail_states(model, tokens, blocks), lengths - 1)
+        self._at_start = lambda generator: module_logits(DecoderTail(model, blocks, rank, generator, answers), inputs)
+        start, self._logits = self._at_start(torch.Generator())
+        self.size = len(start)
 
     def draw(self, count: int, generator: torch.Generator) -> Tensor:
-        """Initial parameters (count, P): A normal with deviation 1 / sqrt(width), B zero."""
-        parts = [
-            torch.randn(count, a * b, generator=generator) / math.sqrt(b) if k % 2 == 0 else torch.zeros(count, a * b)
-            for k, (a, b) in enumerate(self._shapes)
-        ]
-        return torch.cat(parts, -1)
-
-    def _attend(self, layer: Any, hidden: Tensor, queries: Tensor) -> Tensor:
-        """Heads' outputs (M, Q, d) at positions ``queries (M, Q)`` of hidden states (M, L, d)."""
-        attention, (cos, sin) = layer.self_attn, self._turn
-        x = layer.input_layernorm(hidden)
-        asking = x.gather(1, queries[..., None].expand(-1, -1, x.shape[-1]))
-        q, k, v = (
-            projection(states).unflatten(-1, (-1, attention.head_dim)).transpose(1, 2)
-            for projection, states in (
-                (attention.q_proj, asking),
-                (attention.k_proj, x),
-                (attention.v_proj, x),
-            )
-        )
-        q, _ = apply_rotary_pos_emb(q, q, cos[0, queries], sin[0, queries])
-        _, k = apply_rotary_pos_emb(k, k, cos, sin)
-        mask = torch.arange(x.shape[1]) <= queries[:, None, :, None]
-        out = nn.functional.scaled_dot_product_attention(q, k, v, attn_mask=mask, enable_gqa=True)
-        return out.transpose(1, 2).flatten(2)
+        """Initial parameters (count, P), at which the model is as it was: A random, B zero."""
+        return torch.stack([self._at_start(generator)[0] for _ in range(count)])
 
     def __call__(self, theta: Tensor, index: Tensor | None = None) -> Tensor:
         """Logits (..., B, C) of the indexed prompts, or (..., N, C) of all."""
-        flat = theta.reshape(-1, theta.shape[-1])
-        rows = torch.arange(len(self._hidden)) if index is None else index
-        rows = rows.expand(*theta.shape[:-1], rows.shape[-1])
-        pieces = zip(flat.split([a * b for a, b in self._shapes], -1), self._shapes, strict=True)
-        factors = iter([piece.unflatten(-1, shape) for piece, shape in pieces])
-
-        def adapted(site: nn.Module, x: Tensor) -> Tensor:
-            grouped, down, up = x.reshape(len(flat), -1, x.shape[-1]), next(factors), next(factors)
-            return site(x) + (grouped @ down.mT @ up.mT).view(*x.shape[:-1], -1)
-
-        chosen = rows.flatten()
-        hidden, attended, last = self._hidden[chosen], self._attended[chosen], self._last[chosen, None]
-        everywhere = torch.arange(hidden.shape[1]).expand(len(chosen), -1)
-        for depth, layer in enumerate(self._layers):
-            final = depth == len(self._layers) - 1
-            if depth:
-                attended = self._attend(layer, hidden, last if final else everywhere)
-            if final:
-                hidden = hidden.gather(1, last[..., None].expand(-1, -1, hidden.shape[-1]))
-                if not depth:
-                    attended = attended.gather(1, last[..., None].expand(-1, -1, attended.shape[-1]))
-            hidden = hidden + adapted(layer.self_attn.o_proj, attended)
-            x = layer.post_attention_layernorm(hidden)
-            hidden = hidden + adapted(
-                layer.mlp.down_proj, layer.mlp.act_fn(layer.mlp.gate_proj(x)) * layer.mlp.up_proj(x)
-            )
-        return (self._norm(hidden[:, 0]) @ self._head.mT).view(*rows.shape, -1)
+        return self._logits(theta, index)
 
 
 @dataclass(frozen=True)
@@ -301,7 +227,7 @@ def image_problem(
 
 def sentiment_problem(
     model: str, n: int, rank: int, label_noise: float, generator: torch.Generator
-) -> tuple[AdaptedTail, Tensor, Tensor]:
+) -> tuple[PromptedModel, Tensor, Tensor]:
     """Adapters of a language model on n short SST-2 sentences; noisy labels (n,), a share flipped; clean labels."""
     corpus, (network, tokenizer) = load_text("sst2"), load_language_model(model)
     fitting = [i for i, text in enumerate(corpus.texts) if 5 <= len(text.split()) <= 14]
@@ -313,7 +239,7 @@ def sentiment_problem(
     clean = torch.tensor([(corpus.labels or [])[i] for i in chosen])
     flipped = torch.randperm(n, generator=generator)[: round(label_noise * n)]
     noisy = clean.index_put((flipped,), 1 - clean[flipped])
-    return AdaptedTail(network, tokens, lengths, answers, rank), noisy, clean
+    return PromptedModel(network, tokens, lengths, answers, rank), noisy, clean
 
 
 def gradient(loss: Loss, theta: Tensor) -> tuple[Tensor, Tensor]:

@@ -7,20 +7,20 @@ Shapes: n sequences, l tokens, d coordinates; m prompt tokens, c answer tokens; 
 training samples, Q steps, B samples a step. A state is the parameters of one model by name; R states are stacked.
 """
 
-import copy
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, Literal, Self
 
 import numpy as np
 import torch
 import torch.nn.functional as F
 from numpy.typing import ArrayLike, NDArray
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, model_validator
 from torch import Tensor, nn
 from torch.func import functional_call, vmap
-from transformers import PreTrainedModel
+
+from lib.substrates.tail import DecoderTail
 
 Array = NDArray[np.float64]
 State = Mapping[str, Tensor]
@@ -70,6 +70,20 @@ class Parameters(BaseModel):
     n_layer: int = Field(2, ge=1, description="blocks of the transformer")
     n_head: int = Field(2, ge=1, description="its attention heads")
     n_embd: int = Field(32, ge=4, description="its width")
+
+    @model_validator(mode="after")
+    def _consistent(self) -> Self:
+        if max(self.twin_sizes) > max(self.train_sizes):
+            raise ValueError(
+                f"twin_sizes are cut from the training sets: none may exceed the largest of train_sizes, "
+                f"{max(self.train_sizes)}"
+            )
+        if self.test_size < 4 * self.stability_pairs + 20:
+            raise ValueError(
+                f"the twin runs take 4 * stability_pairs test prompts as copies and at least 20 as a probe: raise "
+                f"test_size to {4 * self.stability_pairs + 20}"
+            )
+        return self
 
 
 def linear_dynamics(
@@ -543,77 +557,14 @@ def stability_exponents(alpha: ArrayLike, gamma: ArrayLike) -> tuple[Array, Arra
     return gamma / (1 + gamma), (alpha * gamma**2 + 1 - alpha) / (1 + gamma), -gamma * alpha
 
 
-class LowRankLinear(nn.Module):
-    """A frozen linear map plus a trained update ``B A`` of low rank; B starts at zero."""
+def word_losses(tail: DecoderTail) -> Losses:
+    """Cross-entropy (B, 1) in nats of samples ``(stream, heads, position, labels)``.
 
-    def __init__(self, linear: nn.Linear, rank: int) -> None:
-        super().__init__()
-        outputs, inputs = linear.weight.shape
-        self.frozen = linear
-        self.A = nn.Parameter(torch.randn(rank, inputs, dtype=linear.weight.dtype) / math.sqrt(inputs))
-        self.B = nn.Parameter(torch.zeros(outputs, rank, dtype=linear.weight.dtype))
-
-    def forward(self, x: Tensor) -> Tensor:
-        """Inputs (..., inputs) to outputs (..., outputs)."""
-        return self.frozen(x) + (x @ self.A.T) @ self.B.T
-
-
-class TunedTail(nn.Module):
-    """The last blocks of a Llama-like language model as a classifier, tuned by low-rank updates (o_proj, down_proj).
-
-    What lies below runs once, by :meth:`cache`. The model given is left as it was.
-
-    Args:
-        model: a causal language model with ``model.layers``.
-        label_tokens: token ids of the labels.
-        first_block: first block that is tuned.
-        rank: of the updates.
+    The first two come from :func:`lib.substrates.tail.tail_states`; labels count the words that the tail reads out.
     """
 
-    def __init__(self, model: PreTrainedModel, label_tokens: Sequence[int], first_block: int, rank: int = 4) -> None:
-        super().__init__()
-        body: Any = model.model
-        if not 0 <= first_block < len(body.layers):
-            raise ValueError(f"first_block must lie in 0..{len(body.layers) - 1}, not {first_block}")
-        self._below = [(body, first_block)]  # in a list: not a part of this module
-        self.blocks, self.norm, self.rotary = copy.deepcopy((body.layers[first_block:], body.norm, body.rotary_emb))
-        self.labels = nn.Parameter(model.lm_head.weight[list(label_tokens)].detach().clone())
-        self.requires_grad_(False)
-        for block in self.blocks:
-            part: Any = block
-            part.self_attn.config = copy.copy(part.self_attn.config)
-            part.self_attn.config._attn_implementation = "eager"  # the fused kernel has no rule for vmap
-            part.self_attn.o_proj = LowRankLinear(part.self_attn.o_proj, rank)
-            part.mlp.down_proj = LowRankLinear(part.mlp.down_proj, rank)
+    def losses(state: State, samples: Samples) -> Tensor:
+        logits: Tensor = functional_call(tail, dict(state), samples[:3])
+        return -logits.log_softmax(-1).gather(-1, samples[3][:, None])
 
-    @torch.no_grad()
-    def cache(self, tokens: Tensor, valid: Tensor, chunk: int = 32) -> Tensor:
-        """Residual stream (n, S, width) at the first tuned block, for left-padded tokens (n, S) and their mask."""
-        body, first = self._below[0]
-        streams = [
-            body(part, attention_mask=mask, output_hidden_states=True, use_cache=False).hidden_states[first]
-            for part, mask in zip(tokens.split(chunk), valid.split(chunk), strict=True)
-        ]
-        return torch.cat(streams)
-
-    def forward(self, hidden: Tensor, valid: Tensor) -> Tensor:
-        """Logits (n, labels) after the last token, from cached streams (n, S, width) and their mask (n, S)."""
-        length = hidden.shape[-2]
-        seen = torch.ones(length, length, dtype=torch.bool).tril() & valid.bool()[:, None, None]
-        # Attention works in single precision inside: a lower limit would become -inf, and padding NaN.
-        hide = torch.tensor([torch.finfo(torch.float32).min, 0.0], dtype=hidden.dtype)
-        mask = torch.where(seen, hide[1], hide[0])
-        rotary = self.rotary(hidden[:1], torch.arange(length)[None])
-        for index, layer in enumerate(self.blocks):
-            block: Any = layer
-            arguments = {"attention_mask": mask, "position_embeddings": rotary}
-            hidden = hidden + block.self_attn(block.input_layernorm(hidden), **arguments)[0]
-            if index == len(self.blocks) - 1:
-                hidden = hidden[..., -1:, :]  # the classifier reads no other position
-            hidden = hidden + block.mlp(block.post_attention_layernorm(hidden))
-        return self.norm(hidden[..., -1, :]) @ self.labels.T
-
-    def losses(self, state: State, samples: Samples) -> Tensor:
-        """Cross-entropy (B, 1) in nats of samples ``(hidden, valid, labels)``."""
-        logits = functional_call(self, dict(state), samples[:2])
-        return -logits.log_softmax(-1).gather(-1, samples[2][:, None])
+    return losses

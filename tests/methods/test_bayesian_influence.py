@@ -33,7 +33,6 @@ from lib.bench.run import RECORD_NAME
 from lib.methods import bayesian_influence as bif
 from lib.methods.bayesian_influence import (
     FlatModel,
-    LastBlock,
     LossTraces,
     bayesian_influence,
     damped_influence,
@@ -42,13 +41,13 @@ from lib.methods.bayesian_influence import (
     gaussian_bif,
     gaussian_posterior,
     ggn_roots,
-    label_logits,
     linear_datamodeling_score,
     next_token_losses,
     per_example_gradients,
     retrain_subsets,
     sgld_sample,
 )
+from lib.substrates.tail import DecoderTail, tail_states
 
 DOUBLE = torch.float64
 QUIET = {"n_beta": 50.0, "epsilon": 1e-3, "gamma": 5.0}
@@ -714,8 +713,6 @@ def decoder(family: str, seed: int = 0) -> nn.Module:
     quiet = {"bos_token_id": 0, "eos_token_id": 0, "pad_token_id": None}
     makers = {
         "llama": lambda: LlamaForCausalLM(LlamaConfig(**sizes, **quiet, num_key_value_heads=1)),
-        "neox": lambda: GPTNeoXForCausalLM(GPTNeoXConfig(**sizes, **quiet)),
-        "neox in series": lambda: GPTNeoXForCausalLM(GPTNeoXConfig(**sizes, **quiet, use_parallel_residual=False)),
         "gpt2": lambda: GPT2LMHeadModel(
             GPT2Config(vocab_size=17, n_embd=16, n_layer=2, n_head=2, n_positions=32, **quiet)
         ),
@@ -723,56 +720,24 @@ def decoder(family: str, seed: int = 0) -> nn.Module:
     return build(makers[family], seed)
 
 
-@pytest.mark.parametrize("family", ["llama", "neox", "neox in series", "gpt2"])
-def test_the_last_block_gives_the_model_and_its_updates_are_weights(family: str) -> None:
-    model, tokens = decoder(family), torch.randint(17, (3, 7), generator=generator())
-    block = LastBlock(model, 2, generator(1))
-    states = LastBlock.states(model, tokens)
-    torch.testing.assert_close(block.unembedding(block(*states)), model(tokens).logits)
-    updates = [p for p in block.parameters() if p.requires_grad]
-    assert [tuple(p.shape) for p in updates] == [(16, 2), (16, 2)]
-    with torch.no_grad():
-        for update in updates:
-            update.copy_(normal(*update.shape, seed=3))
-        parts = bif.architecture(model)
-        inner = [block.projection, next(m for m in block.mlp.modules() if type(m).__name__ == "_LowRankUpdate")]
-        for matrix, update in zip((parts.projections[-1], parts.mlp_downs[-1]), inner, strict=True):
-            change = update.b.weight @ update.a
-            matrix.weight += change if isinstance(matrix, nn.Linear) else change.T
-    torch.testing.assert_close(block.unembedding(block(*states)), model(tokens).logits)
-
-
-def test_token_losses_label_logits_and_padding() -> None:
+def test_token_losses_are_the_model_s_and_padding_counts_nothing() -> None:
     model, tokens = decoder("llama"), torch.randint(17, (3, 7), generator=generator())
-    block, real = LastBlock(model, 2, generator(1)), torch.ones(3, 7, dtype=torch.bool)
+    real = torch.ones(3, 7, dtype=torch.bool)
     real[1, 4:] = False
-    stream, heads = LastBlock.states(model, tokens)
-    values = next_token_losses(block, stream, heads, tokens, real)
-    logits = model(tokens).logits
+    tail = DecoderTail(model, 1, 2, generator(1), train_a=False)
+    values = next_token_losses(tail, *tail_states(model, tokens, 1), tokens, real)
     assert values.shape == (3, 6)
     assert (values[1, 3:] == 0).all()
-    expected = F.cross_entropy(logits[0, :-1], tokens[0, 1:], reduction="none")
+    expected = F.cross_entropy(model(tokens).logits[0, :-1], tokens[0, 1:], reduction="none")
     torch.testing.assert_close(values[0], expected)
-    short = LastBlock.states(model, tokens[1:2, :4])
-    torch.testing.assert_close(short[0], stream[1:2, :4])
-    words = torch.tensor([[3, 5], [3, 5], [5, 3]])
-    chosen = label_logits(block, stream[:, -1], heads[:, -1], words[:, 0], words)
-    torch.testing.assert_close(chosen, logits[:, -1].gather(1, words))
-
-
-def test_a_model_without_decoder_or_unembedding_is_refused() -> None:
-    with pytest.raises(ValueError, match="no transformer of a known family"):
-        LastBlock(network(), 2, generator())
-    with pytest.raises(ValueError, match="causal language model"):
-        LastBlock(decoder("llama").base_model, 2, generator())
 
 
 def test_token_influence_of_a_language_model() -> None:
     model, tokens = decoder("gpt2"), torch.randint(17, (4, 7), generator=generator())
-    block = LastBlock(model, 2, generator(1))
-    data = (*LastBlock.states(model, tokens), tokens, torch.ones(4, 7, dtype=torch.bool))
+    tail = DecoderTail(model, 1, 2, generator(1), train_a=False)
+    data = (*tail_states(model, tokens, 1), tokens, torch.ones(4, 7, dtype=torch.bool))
     traces = sgld_sample(
-        block, next_token_losses, data, tuple(t[:2] for t in data), n_beta=100.0, epsilon=1e-4, gamma=100.0,
+        tail, next_token_losses, data, tuple(t[:2] for t in data), n_beta=100.0, epsilon=1e-4, gamma=100.0,
         n_chains=2, n_draws=20, generator=generator(),
     )  # fmt: skip
     assert traces.copies == ((0, 0), (1, 1))

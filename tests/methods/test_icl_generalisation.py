@@ -1,6 +1,5 @@
 """Twin runs, discrepancy, floors and side-by-side training, against closed forms, loops and SciPy."""
 
-import copy
 from collections.abc import Callable
 
 import numpy as np
@@ -8,12 +7,14 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from pydantic import ValidationError
 from scipy.optimize import minimize
 from torch import Tensor, nn
 from torch.func import functional_call
 from transformers import LlamaConfig, LlamaForCausalLM
 
 import lib.methods.icl_generalisation as icl
+from lib.substrates.tail import DecoderTail, tail_states
 
 PROMPT, LENGTH = 5, 9
 
@@ -486,6 +487,18 @@ def test_the_threshold_needs_a_decay_in_its_range(alpha: float) -> None:
         icl.smoothness_threshold(alpha)
 
 
+@pytest.mark.parametrize(
+    ("values", "message"),
+    [
+        ({"train_sizes": [16, 32], "twin_sizes": [16, 64]}, "largest of train_sizes, 32"),
+        ({"test_size": 40, "stability_pairs": 10}, "raise test_size to 60"),
+    ],
+)
+def test_parameters_that_do_not_fit_together(values: dict[str, object], message: str) -> None:
+    with pytest.raises(ValidationError, match=message):
+        icl.Parameters(**values)  # type: ignore[arg-type]
+
+
 # A language model's last blocks, on a tiny random Llama that the notebook never saw
 
 
@@ -505,38 +518,30 @@ def llama() -> LlamaForCausalLM:
         return LlamaForCausalLM(config).eval()
 
 
-def padded_prompts(n: int = 5) -> tuple[Tensor, Tensor]:
+def word_samples(llama: LlamaForCausalLM, n: int = 8) -> icl.Samples:
     tokens = torch.randint(1, 40, (n, 9), generator=torch.Generator().manual_seed(0))
-    valid = torch.arange(9) >= torch.arange(n)[:, None]  # left padding of 0..n-1 tokens
-    return tokens, valid.long()
+    position = 8 - torch.arange(n) % 5  # the rest is padding
+    return *tail_states(llama, tokens, 2), position, torch.tensor([0, 1] * (n // 2))
 
 
-@pytest.mark.parametrize("first_block", [1, 2])
-def test_the_tail_continues_the_model(llama: LlamaForCausalLM, first_block: int) -> None:
-    tokens, valid = padded_prompts()
-    before = {name: value.clone() for name, value in llama.state_dict().items()}
-    tail = icl.TunedTail(llama, [3, 7], first_block)
-    logits = tail(tail.cache(tokens, valid, chunk=2), valid)
-    torch.testing.assert_close(logits, llama(tokens, attention_mask=valid).logits[:, -1, [3, 7]])
-    assert llama.state_dict().keys() == before.keys()
-    assert all(torch.equal(value, before[name]) for name, value in llama.state_dict().items())
-    exact = copy.deepcopy(tail).double()
-    torch.testing.assert_close(exact(tail.cache(tokens, valid).double(), valid).float(), logits)
-    with pytest.raises(ValueError, match="first_block"):
-        icl.TunedTail(llama, [3, 7], 3)
+def test_word_losses_are_cross_entropies_over_the_words(llama: LlamaForCausalLM) -> None:
+    tail, samples = DecoderTail(llama, 2, 2, torch.Generator().manual_seed(0), [3, 7]), word_samples(llama)
+    values = icl.word_losses(tail)({}, samples)
+    expected = nn.functional.cross_entropy(tail(*samples[:3]), samples[3], reduction="none")
+    torch.testing.assert_close(values, expected[:, None])
 
 
 def test_only_the_updates_are_trained_and_each_run_apart(llama: LlamaForCausalLM) -> None:
-    tokens, valid = padded_prompts(8)
-    tail = icl.TunedTail(llama, [3, 7], 1, rank=2)
-    labels = torch.tensor([0, 1] * 4)
-    data = (tail.cache(tokens, valid), valid, labels)
-    states = icl.initial_states(lambda: icl.TunedTail(llama, [3, 7], 1, rank=2), [1, 2])
+    def build() -> DecoderTail:
+        return DecoderTail(llama, 2, 2, torch.default_generator, [3, 7])
+
+    tail, data = build(), word_samples(llama)
+    states = icl.initial_states(build, [1, 2])
     assert sum(value[0].numel() for value in states.values()) == 2 * 2 * (16 + 16 + 24 + 16)
     batches = icl.draw_batches([8, 8], 4, 30, torch.Generator().manual_seed(0))
-    trained, trace = icl.train_side_by_side(tail.losses, states, data, batches, [0.03] * 30, optimizer="adam")
+    trained, trace = icl.train_side_by_side(icl.word_losses(tail), states, data, batches, [0.03] * 30, optimizer="adam")
     assert (trace[:, -5:].mean(-1) < trace[:, :5].mean(-1)).all()
     one = {name: value[:1] for name, value in states.items()}
-    alone, _ = icl.train_side_by_side(tail.losses, one, data, batches[:1], [0.03] * 30, optimizer="adam")
+    alone, _ = icl.train_side_by_side(icl.word_losses(tail), one, data, batches[:1], [0.03] * 30, optimizer="adam")
     for name, value in alone.items():
         torch.testing.assert_close(value[0], trained[name][0], rtol=1e-3, atol=1e-4)
