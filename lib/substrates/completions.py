@@ -61,21 +61,23 @@ class Completions:
 
 def completion_loss(model: nn.Module, batch: Completions) -> Tensor:
     """Mean cross-entropy in nats of the target tokens."""
-    logits: Tensor = model(batch.tokens, use_cache=False).logits
-    return F.cross_entropy(logits[:, :-1].flatten(0, 1), batch.labels[:, 1:].flatten(), ignore_index=IGNORED)
+    logits: Tensor = model(batch.tokens[:, :-1], use_cache=False).logits
+    return F.cross_entropy(logits.flatten(0, 1), batch.labels[:, 1:].flatten(), ignore_index=IGNORED)
 
 
 @torch.no_grad()
 def target_log_probs(model: nn.Module, batch: Completions) -> Tensor:
     """Log-probability (N, S - 1), in nats, of each target token given those before it; 0 at all other tokens."""
-    logits: Tensor = model(batch.tokens, use_cache=False).logits
-    logp = logits[:, :-1].log_softmax(-1).gather(-1, batch.tokens[:, 1:, None])[..., 0]
+    logits: Tensor = model(batch.tokens[:, :-1], use_cache=False).logits
+    logp = logits.log_softmax(-1).gather(-1, batch.tokens[:, 1:, None])[..., 0]
     return logp.masked_fill(batch.labels[:, 1:] == IGNORED, 0.0)
 
 
 @torch.no_grad()
 def greedy_completions(model: PreTrainedModel, prompts: Tensor, count: int) -> Tensor:
     """The `count` tokens (N, count) that the model itself writes after prompts (N, p), each fed back.
+
+    The model's end-of-text token is never written.
 
     Raises:
         ValueError: if prompt and completion are longer than the model's context.
@@ -111,6 +113,7 @@ def small_decoder(
             n_layer=layers,
             n_embd=width,
             n_head=heads,
+            activation_function="gelu_pytorch_tanh",  # GPT-2's own function, in one kernel
             embd_pdrop=dropout,
             resid_pdrop=dropout,
             attn_pdrop=0.0,

@@ -54,7 +54,7 @@ def load_countries(min_population: int = 0) -> list[Country]:
         row["name"]: Country(
             name=row["name"],
             code=row.get("ISO", {}).get("alpha2", ""),
-            capital=row["capital"],
+            capital=row["capital"] if isinstance(row["capital"], str) else row["capital"][0],
             continent=row.get("region") or "",
             subregion=row.get("subregion") or "",
             demonym=row.get("demonym") or "",

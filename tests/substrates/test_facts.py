@@ -6,7 +6,7 @@ def test_countries_are_distinct_complete_and_ordered_by_people() -> None:
     by_name = {country.name: country for country in countries}
     assert len(by_name) == len(countries) > 200
     assert [country.population for country in countries] == sorted((c.population for c in countries), reverse=True)
-    assert all(country.capital and country.continent for country in countries)
+    assert all(isinstance(c.capital, str) and c.capital and c.continent for c in countries)
     poland = by_name["Poland"]
     assert (poland.code, poland.capital, poland.continent, poland.demonym) == ("PL", "Warsaw", "Europe", "Polish")
     large = load_countries(min_population=300_000)
