@@ -24,7 +24,7 @@ from scipy.sparse.csgraph import connected_components
 from torch import Tensor, nn
 from transformers import MambaConfig, MambaForCausalLM, PreTrainedModel
 
-from lib.substrates.completions import IGNORED, Completions, greedy_completions, small_decoder
+from lib.substrates.completions import Completions, completion_loss, greedy_completions, small_decoder
 from lib.substrates.lens import residual_streams, transplanted_logits
 from lib.substrates.names import check_name
 from lib.substrates.training import Plan, cached_model, train
@@ -654,12 +654,6 @@ def final_answers(decoder: PreTrainedModel, inputs: ArrayLike, outputs: int) -> 
         return greedy_completions(decoder, prompts, outputs)[:, -1].cpu().numpy()
 
 
-def _answer_loss(decoder: nn.Module, batch: Completions) -> Tensor:
-    # completion_loss runs the last token too, whose logits nobody reads: a quarter of the work of four tokens.
-    logits: Tensor = decoder(batch.tokens[:, :-1], use_cache=False).logits
-    return F.cross_entropy(logits.flatten(0, 1), batch.labels[:, 1:].flatten(), ignore_index=IGNORED)
-
-
 def train_decoder(
     dataset: CompositionalDataset,
     probes: Ints,
@@ -704,7 +698,7 @@ def train_decoder(
 
         generator = torch.Generator().manual_seed(seed)
         model.to(device)
-        train(model.decoder, draw, _answer_loss, plan, generator=generator, after_step=look)
+        train(model.decoder, draw, completion_loss, plan, generator=generator, after_step=look)
         model.cpu()
 
     digest = hashlib.sha256(np.concatenate([dataset.train, probes]).tobytes()).hexdigest()
