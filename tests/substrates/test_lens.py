@@ -1,25 +1,18 @@
 import pytest
 import torch
+from tiny_models import tiny_decoder
 from torch import Tensor, nn
-from transformers import GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausalLM
 
 from lib.substrates.lens import lens_logits, lens_ranks, residual_streams, transplanted_logits
 
-LAYERS, WORDS = 3, 19
+LAYERS, WORDS = 3, 31
 TOKENS = torch.tensor([[1, 2, 3, 4], [5, 6, 7, 8]])
 OTHER = torch.tensor([[9, 2, 3, 4], [10, 6, 7, 8]])
 
 
 @pytest.fixture(params=["gpt2", "llama"])
 def model(request: pytest.FixtureRequest) -> nn.Module:
-    sizes = {"vocab_size": WORDS, "bos_token_id": 0, "eos_token_id": 0}
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(0)
-        if request.param == "gpt2":
-            return GPT2LMHeadModel(GPT2Config(n_embd=16, n_layer=LAYERS, n_head=2, n_positions=8, **sizes)).eval()
-        return LlamaForCausalLM(
-            LlamaConfig(hidden_size=16, num_hidden_layers=LAYERS, num_attention_heads=2, intermediate_size=24, **sizes)
-        ).eval()
+    return tiny_decoder(request.param)
 
 
 @torch.no_grad()

@@ -1,57 +1,21 @@
-from collections.abc import Callable
-from typing import Any
-
 import pytest
 import torch
+from tiny_models import FAMILIES, tiny_decoder
 from torch import Tensor, nn
 from torch.func import functional_call, vmap
-from transformers import (
-    GPT2Config,
-    GPT2LMHeadModel,
-    GPTNeoXConfig,
-    GPTNeoXForCausalLM,
-    LlamaConfig,
-    LlamaForCausalLM,
-    PreTrainedModel,
-    Qwen3Config,
-    Qwen3ForCausalLM,
-)
+from transformers import PreTrainedModel
 
 from lib.substrates.architecture import architecture
 from lib.substrates.tail import DecoderTail, tail_states
 
 WORDS = 17
-SIZES: dict[str, Any] = {
-    "vocab_size": WORDS,
-    "hidden_size": 16,
-    "num_hidden_layers": 3,
-    "num_attention_heads": 4,
-    "intermediate_size": 24,
-    "max_position_embeddings": 16,
-    "bos_token_id": 0,
-    "eos_token_id": 0,
-}
-BUILDERS: dict[str, Callable[[], PreTrainedModel]] = {
-    "gpt2": lambda: GPT2LMHeadModel(
-        GPT2Config(vocab_size=WORDS, n_embd=16, n_layer=3, n_head=4, n_positions=16, bos_token_id=0, eos_token_id=0)
-    ),
-    "llama": lambda: LlamaForCausalLM(LlamaConfig(**SIZES, num_key_value_heads=2)),
-    "qwen3": lambda: Qwen3ForCausalLM(Qwen3Config(**SIZES, num_key_value_heads=2, head_dim=8)),
-    "neox": lambda: GPTNeoXForCausalLM(GPTNeoXConfig(**SIZES)),
-    "neox in series": lambda: GPTNeoXForCausalLM(GPTNeoXConfig(**SIZES, use_parallel_residual=False)),
-}
 TOKENS = torch.randint(WORDS, (5, 7), generator=torch.Generator().manual_seed(0))
 LENGTHS = torch.tensor([7, 4, 5, 7, 2])
 
 
-@pytest.fixture(params=BUILDERS)
+@pytest.fixture(params=FAMILIES)
 def model(request: pytest.FixtureRequest) -> PreTrainedModel:
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(0)
-        built = BUILDERS[request.param]()
-        for parameter in built.parameters():
-            parameter.data += 0.1 * torch.randn_like(parameter)
-    return built.eval()
+    return tiny_decoder(request.param, vocabulary=WORDS)
 
 
 def tail_of(model: nn.Module, blocks: int, words: list[int] | None = None) -> DecoderTail:
@@ -135,7 +99,7 @@ def test_only_the_updates_are_trained_and_they_start_at_nothing(model: PreTraine
 
 
 def test_models_and_numbers_of_blocks_that_do_not_fit() -> None:
-    model = BUILDERS["llama"]()
+    model = tiny_decoder()
     for blocks in (0, 4):
         with pytest.raises(ValueError, match=r"blocks must lie in 1\.\.3"):
             tail_of(model, blocks)
