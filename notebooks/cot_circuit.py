@@ -44,7 +44,7 @@
 # %% [markdown]
 # ## Parameters
 #
-# With `model` empty, small decoders are trained from nothing on bare tokens. With a name, that pretrained model is tuned on sentences (the grid `countries`), by the same cells.
+# With `model` empty, small decoders are trained from nothing on bare tokens. With a name, that pretrained model is tuned on sentences (`preset="real"`), by the same cells.
 
 # %% tags=["parameters"]
 preset: str = "small"  # named parameter set of presets/cot_circuit.toml
@@ -796,7 +796,7 @@ run.finish()
 # **Noise.** The published generator, when first-hop noise is on, keeps a spoilt bridge for all later questions with the same first hop (exercise 2), test questions too. The paper's steep first-hop numbers are therefore not comparable with ours.
 
 # %% [markdown]
-# **A pretrained model.** The grid `countries` tunes SmolLM2-135M-Instruct by LoRA on fictional facts about real countries, by the same cells: some ten minutes, no download. One seed, 15 ID and 21 OOD questions, no noise arms: wide intervals, so C4a stays undecided. CoT is far ahead there too, per step and per token. But answer-only *and* the wrong chain get about half of the OOD answers, so C4b fails: the first hop, capital to country, was composed in pretraining. The lens sees the bridge only in the last blocks, for OOD questions no later than for ID. Patching finds the two stages again, with a late hand-over: up to two thirds of the blocks the bridge rests with the capital's two mentions.
+# **A pretrained model.** `preset="real"` tunes SmolLM2-135M-Instruct by LoRA on fictional facts about real countries, by the same cells: five to ten minutes on one core, no download. One seed, 15 ID and 21 OOD questions, no noise arms: wide intervals, so C4a stays undecided. CoT is far ahead there too, per step and per token. But answer-only *and* the wrong chain get about half of the OOD answers, so C4b fails: the first hop, capital to country, was composed in pretraining. The lens sees the bridge only in the last blocks, for OOD questions no later than for ID. Patching finds the two stages again, with a late hand-over: up to two thirds of the blocks the bridge rests with the capital's two mentions.
 
 # %% [markdown]
 # **Full scale.** `preset="full"`: 2,000 entities, 200 relations, 8 blocks of width 768, 20,000 steps; of the order of an hour an arm on one large GPU (`device="cuda"`).
