@@ -1050,7 +1050,7 @@ run.finish()
 # **Full scale.** `preset="full"` runs the same on a hub model of 1.5 billion parameters (access to the hub, 16 GB of memory, better a GPU with `device="cuda"`). ImageNet transformers work too: the functions take any `ViTForImageClassification`, but images and labels must be your own. Safety and reasoning modules need Llama-2, Gemma and their benchmarks, and are not repeated here.
 
 # %% [markdown]
-# **Next.** [Taking LayerNorm out](layernorm_removal.ipynb): what a head's write is worth when the last norm divides by everything.
+# **Next.** [Denoising heads](icl_denoising_heads.ipynb): heads found by what they take away. [Taking LayerNorm out](layernorm_removal.ipynb): what a head's write is worth when the last norm divides by everything.
 #
 # **Exercise 1.** The cosine sees no length. Rank by projection $a\cdot v$ instead: what becomes of the third head of the first example? How much do modules change?
 #
