@@ -1,6 +1,6 @@
 """Tiny random decoders of five families, and a tokenizer of letters, for tests of what takes a Hugging Face model."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import torch
 from tokenizers import Tokenizer, models, pre_tokenizers, trainers
@@ -55,11 +55,17 @@ def tiny_decoder(
     return model
 
 
-def letters_tokenizer(**special: str) -> PreTrainedTokenizerFast:
-    """A token for each lower-case letter, the space and ``|``; the only special tokens are the given ones."""
+def letters_tokenizer(
+    letters: Sequence[str] = "abcdefghijklmnopqrstuvwxyz|", **special: str
+) -> PreTrainedTokenizerFast:
+    """A token for each letter and the space; the only special tokens are the given ones."""
     core = Tokenizer(models.BPE())
     core.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    letters = [*"abcdefghijklmnopqrstuvwxyz|"]
-    trainer = trainers.BpeTrainer(special_tokens=["<end>"], initial_alphabet=letters, show_progress=False)
+    trainer = trainers.BpeTrainer(special_tokens=["<end>"], initial_alphabet=list(letters), show_progress=False)
     core.train_from_iterator(["a b c"], trainer)
     return PreTrainedTokenizerFast(tokenizer_object=core, **special)
+
+
+def bytes_tokenizer(**special: str) -> PreTrainedTokenizerFast:
+    """A token for each byte, so that it takes any text."""
+    return letters_tokenizer(pre_tokenizers.ByteLevel.alphabet(), **special)

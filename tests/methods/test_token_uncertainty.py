@@ -13,7 +13,6 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from sklearn.metrics import roc_auc_score
-from tokenizers import Tokenizer, models, pre_tokenizers, trainers
 from torch import Tensor
 from transformers import (
     BertConfig,
@@ -25,7 +24,6 @@ from transformers import (
     LlamaConfig,
     LlamaForCausalLM,
     PreTrainedModel,
-    PreTrainedTokenizerFast,
     Qwen2Config,
     Qwen2ForCausalLM,
     Qwen3Config,
@@ -56,6 +54,7 @@ from lib.methods.token_uncertainty import (
     sequence_uncertainty,
     token_uncertainty,
 )
+from tests.tiny_models import bytes_tokenizer
 
 ROTARY = {"hidden_size": 24, "intermediate_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "vocab_size": 6}
 SIZES = ROTARY | {"max_position_embeddings": 32, "initializer_range": 0.4, "bos_token_id": None, "eos_token_id": None}
@@ -596,12 +595,7 @@ def test_bad_numbers() -> None:
 
 @pytest.mark.slow
 def test_the_full_preset_reads_a_checkpoint_and_a_file_of_questions(tmp_path: Path) -> None:
-    core = Tokenizer(models.BPE())
-    core.pre_tokenizer = pre_tokenizers.ByteLevel()
-    alphabet = pre_tokenizers.ByteLevel.alphabet()
-    trainer = trainers.BpeTrainer(special_tokens=["<|endoftext|>"], initial_alphabet=alphabet, show_progress=False)
-    core.train_from_iterator(["a b c"], trainer)
-    tokenizer = PreTrainedTokenizerFast(tokenizer_object=core, eos_token="<|endoftext|>")
+    tokenizer = bytes_tokenizer(eos_token="<end>")
     with torch.random.fork_rng():
         torch.manual_seed(0)
         sizes = SIZES | {"vocab_size": len(tokenizer), "max_position_embeddings": 128, "initializer_range": 0.8}
