@@ -1,6 +1,7 @@
-"""Tiny random decoders of five families, and a tokenizer of letters, for tests of what takes a Hugging Face model."""
+"""Tiny random decoders of six families, and tokenizers, for tests of what takes a Hugging Face model."""
 
 from collections.abc import Callable, Sequence
+from typing import Any, TypeVar
 
 import torch
 from tokenizers import Tokenizer, models, pre_tokenizers, trainers
@@ -12,34 +13,45 @@ from transformers import (
     GPTNeoXForCausalLM,
     LlamaConfig,
     LlamaForCausalLM,
+    MistralConfig,
+    MistralForCausalLM,
     PreTrainedModel,
     PreTrainedTokenizerFast,
     Qwen2Config,
     Qwen2ForCausalLM,
     Qwen3Config,
     Qwen3ForCausalLM,
+    ViTConfig,
+    ViTForImageClassification,
 )
 
-FAMILIES = ("llama", "gpt2", "qwen2", "qwen3", "neox", "neox in series")
+FAMILIES = ("llama", "mistral", "gpt2", "qwen2", "qwen3", "neox", "neox in series")
+WIDTH, HEADS, INNER = 16, 4, 20  # of the stream, of attention, of the MLP
+
+Model = TypeVar("Model", bound=nn.Module)
 
 
 def tiny_decoder(
-    family: str = "llama", seed: int = 0, *, layers: int = 3, vocabulary: int = 31, context: int = 24
+    family: str = "llama", seed: int = 0, *, layers: int = 3, vocabulary: int = 31, context: int = 24, **options: Any
 ) -> PreTrainedModel:
-    """Width 16, four heads over two groups of keys where the family has them; weights so large that all matter."""
-    ends = {"vocab_size": vocabulary, "bos_token_id": 0, "eos_token_id": 0}
+    """Width 16, four heads over two groups of keys where the family has them; weights so large that all matter.
+
+    Gains and biases are random too: a forgotten one would not be noticed at one and zero. Options go to the config.
+    """
+    ends = {"vocab_size": vocabulary, "bos_token_id": 0, "eos_token_id": 0} | options
     sizes = ends | {
-        "hidden_size": 16,
-        "intermediate_size": 20,
+        "hidden_size": WIDTH,
+        "intermediate_size": INNER,
         "num_hidden_layers": layers,
-        "num_attention_heads": 4,
+        "num_attention_heads": HEADS,
         "max_position_embeddings": context,
     }
-    grouped = sizes | {"num_key_value_heads": 2}
+    grouped = {"num_key_value_heads": 2} | sizes
     build: dict[str, Callable[[], PreTrainedModel]] = {
         "llama": lambda: LlamaForCausalLM(LlamaConfig(**grouped)),
+        "mistral": lambda: MistralForCausalLM(MistralConfig(**grouped)),
         "gpt2": lambda: GPT2LMHeadModel(
-            GPT2Config(n_embd=16, n_inner=20, n_layer=layers, n_head=4, n_positions=context, **ends)
+            GPT2Config(n_embd=WIDTH, n_inner=INNER, n_layer=layers, n_head=HEADS, n_positions=context, **ends)
         ),
         "qwen2": lambda: Qwen2ForCausalLM(Qwen2Config(**grouped)),
         "qwen3": lambda: Qwen3ForCausalLM(Qwen3Config(**grouped, head_dim=8)),
@@ -48,11 +60,32 @@ def tiny_decoder(
     }
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
-        model = build[family]().eval()
-        for parameter in model.parameters():
-            nn.init.normal_(parameter, mean=float(parameter.ndim == 1), std=0.3)
+        model = _drawn(build[family]())
     model.loss_type = "ForCausalLM"
     return model
+
+
+def tiny_vision_transformer(*, layers: int = 3, labels: int = 3, channels: int = 3) -> ViTForImageClassification:
+    """Of images of 8 x 8 in four patches; width, heads and weights as those of :func:`tiny_decoder`."""
+    config = ViTConfig(
+        hidden_size=WIDTH,
+        intermediate_size=INNER,
+        num_hidden_layers=layers,
+        num_attention_heads=HEADS,
+        image_size=8,
+        patch_size=4,
+        num_channels=channels,
+        num_labels=labels,
+    )
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        return _drawn(ViTForImageClassification(config))
+
+
+def _drawn(model: Model) -> Model:
+    for parameter in model.parameters():
+        nn.init.normal_(parameter, mean=float(parameter.ndim == 1), std=0.3)
+    return model.eval()
 
 
 def letters_tokenizer(

@@ -12,22 +12,10 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tiny_models import HEADS, WIDTH, tiny_decoder, tiny_vision_transformer
 from tokenizers import Tokenizer, models, pre_tokenizers
 from torch import Tensor, nn
-from transformers import (
-    GPT2Config,
-    GPT2LMHeadModel,
-    GPTNeoXConfig,
-    GPTNeoXForCausalLM,
-    LlamaConfig,
-    LlamaForCausalLM,
-    LlamaModel,
-    PreTrainedTokenizerFast,
-    Qwen2Config,
-    Qwen2ForCausalLM,
-    ViTConfig,
-    ViTForImageClassification,
-)
+from transformers import PreTrainedTokenizerFast
 
 import lib.methods.attention_modules as am
 from lib.batch.errors import NotebookError
@@ -40,37 +28,15 @@ from lib.substrates.architecture import architecture
 from lib.substrates.heads import head_contributions, scale_heads
 from lib.substrates.hooks import Site, capture
 
-LAYERS, HEADS, WIDTH, WORDS = 3, 4, 24, 13
-SIZES: dict[str, Any] = {
-    "hidden_size": WIDTH, "num_hidden_layers": LAYERS, "num_attention_heads": HEADS, "intermediate_size": 20,
-}  # fmt: skip
-TEXT: dict[str, Any] = SIZES | {
-    "vocab_size": WORDS,
-    "bos_token_id": 0,
-    "eos_token_id": 0,
-    "max_position_embeddings": 16,
-}
-GPT2: dict[str, Any] = {"vocab_size": WORDS, "n_embd": WIDTH, "n_layer": LAYERS, "n_head": HEADS, "n_positions": 16}
-BUILDERS: dict[str, Callable[[], nn.Module]] = {
-    "gpt2": lambda: GPT2LMHeadModel(GPT2Config(**GPT2, bos_token_id=0, eos_token_id=0)),
-    "llama": lambda: LlamaForCausalLM(LlamaConfig(**TEXT, num_key_value_heads=2)),
-    "qwen2": lambda: Qwen2ForCausalLM(Qwen2Config(**TEXT, num_key_value_heads=1)),
-    "neox": lambda: GPTNeoXForCausalLM(GPTNeoXConfig(**TEXT)),
-    "vit": lambda: ViTForImageClassification(
-        ViTConfig(**SIZES, image_size=8, patch_size=4, num_channels=3, num_labels=WORDS)
-    ),
-}
-FAMILIES = pytest.mark.parametrize("family", BUILDERS)
+LAYERS, WORDS = 3, 13
+FAMILIES = pytest.mark.parametrize("family", ["gpt2", "llama", "qwen2", "neox", "vit"])
 
 
 def build(family: str = "llama") -> Any:
-    """A random model in float64 whose gains and biases are not those of a fresh one."""
-    with torch.random.fork_rng(), torch.no_grad():
-        torch.manual_seed(0)
-        model = BUILDERS[family]().double().eval()
-        for parameter in model.parameters():
-            parameter.add_(torch.randn_like(parameter), alpha=0.2)
-    return model
+    """A random model in float64."""
+    if family == "vit":
+        return tiny_vision_transformer(labels=WORDS).double()
+    return tiny_decoder(family, vocabulary=WORDS).double()
 
 
 def noise(*shape: int, seed: int = 0) -> Tensor:
@@ -130,8 +96,8 @@ def test_a_head_that_writes_the_concept_is_found() -> None:
     """Planted: one head's rows of the output projection all point along a direction."""
     model, concept = build("qwen2"), noise(WIDTH, seed=3)
     with torch.no_grad():
-        rows = model.model.layers[1].self_attn.o_proj.weight.T[6 * 2 : 6 * 3]
-        rows.copy_(noise(6, 1, seed=4).abs() * concept)
+        rows = model.model.layers[1].self_attn.o_proj.weight.T[4 * 2 : 4 * 3]
+        rows.copy_(noise(4, 1, seed=4).abs() * concept)
         model.model.layers[1].self_attn.v_proj.weight.zero_()
         model.model.layers[1].self_attn.v_proj.bias.fill_(1.0)
     found = make_examples("qwen2")
@@ -211,7 +177,7 @@ def test_rows_that_do_not_exist() -> None:
     with pytest.raises(ValueError, match="no row 13: the unembedding has rows 0 to 12"):
         am.unembedding_direction(build(), WORDS)
     with pytest.raises(ValueError, match="no linear head"):
-        am.unembedding_direction(LlamaModel(LlamaConfig(**TEXT)), 0)
+        am.unembedding_direction(build().base_model, 0)
 
 
 # ---------------------------------------------------------------------------------------------------------------------
@@ -488,10 +454,7 @@ def test_the_notebook_runs_on_a_checkpoint(tmp_path: Path) -> None:
     tokens = Tokenizer(models.WordLevel({word: i for i, word in enumerate(words)}, unk_token="<unk>"))
     tokens.pre_tokenizer = pre_tokenizers.Whitespace()
     PreTrainedTokenizerFast(tokenizer_object=tokens, unk_token="<unk>").save_pretrained(tmp_path / "model")
-    sizes = {"vocab_size": 12, "max_position_embeddings": 64, "num_key_value_heads": 2}
-    with torch.random.fork_rng():
-        torch.manual_seed(0)
-        LlamaForCausalLM(LlamaConfig(**(TEXT | sizes))).save_pretrained(tmp_path / "model")
+    tiny_decoder(vocabulary=len(words), context=64).save_pretrained(tmp_path / "model")
     small = {"concept_items": 3, "choice_items": 2, "test_items": 2, "unrelated_items": 2, "n_random": 2, "words": 4}
     where = {"preset": "full", "language": str(tmp_path / "model"), "k_grid": [2], "difference_layer": 1}
     notebook = read_script(ROOT / "notebooks" / "attention_modules.py")

@@ -1,7 +1,6 @@
 """Tests of lib.methods.icl_denoising_heads on small random decoders of several families."""
 
 import copy
-from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -10,19 +9,10 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tiny_models import HEADS, WIDTH, tiny_decoder
 from tokenizers import Tokenizer, models, pre_tokenizers, trainers
 from torch import Tensor, nn
-from transformers import (
-    GPT2Config,
-    GPT2LMHeadModel,
-    GPTNeoXConfig,
-    GPTNeoXForCausalLM,
-    LlamaConfig,
-    LlamaForCausalLM,
-    PreTrainedTokenizerFast,
-    Qwen2Config,
-    Qwen2ForCausalLM,
-)
+from transformers import PreTrainedTokenizerFast
 
 import lib.methods.icl_denoising_heads as icl
 from lib.batch.errors import NotebookError
@@ -52,26 +42,9 @@ from lib.methods.icl_denoising_heads import (
 from lib.substrates.heads import scale_heads
 from lib.substrates.hooks import Site, capture
 
-LAYERS, HEADS, WIDTH, VOCABULARY, CONTEXT = 3, 4, 24, 19, 16
-SIZES: dict[str, Any] = {
-    "vocab_size": VOCABULARY,
-    "hidden_size": WIDTH,
-    "num_hidden_layers": LAYERS,
-    "num_attention_heads": HEADS,
-    "intermediate_size": 40,
-    "max_position_embeddings": CONTEXT,
-    "bos_token_id": 0,
-    "eos_token_id": 0,
-}
+LAYERS, VOCABULARY, CONTEXT = 3, 19, 16
 SLIDING = {"use_sliding_window": True, "sliding_window": 4, "max_window_layers": 1}
-FAMILIES: dict[str, Callable[[], Any]] = {
-    "gpt2": lambda: GPT2LMHeadModel(
-        GPT2Config(vocab_size=VOCABULARY, n_embd=WIDTH, n_layer=LAYERS, n_head=HEADS, n_positions=CONTEXT)
-    ),
-    "llama": lambda: LlamaForCausalLM(LlamaConfig(**SIZES, num_key_value_heads=2)),
-    "qwen2": lambda: Qwen2ForCausalLM(Qwen2Config(**SIZES, num_key_value_heads=2, **SLIDING)),
-    "neox": lambda: GPTNeoXForCausalLM(GPTNeoXConfig(**SIZES)),
-}
+FAMILIES: dict[str, dict[str, Any]] = {"gpt2": {}, "llama": {}, "qwen2": SLIDING, "neox": {}}
 EVERY_HEAD = [(layer, head) for layer in range(LAYERS) for head in range(HEADS)]
 
 
@@ -80,14 +53,7 @@ def generator(seed: int = 0) -> torch.Generator:
 
 
 def build(family: str) -> Any:
-    """A random decoder with weights large enough for every head to matter."""
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(0)
-        model = FAMILIES[family]().eval()
-        with torch.no_grad():
-            for parameter in model.parameters():
-                parameter.add_(torch.randn_like(parameter), alpha=0.2)
-    return model
+    return tiny_decoder(family, vocabulary=VOCABULARY, context=CONTEXT, **FAMILIES[family])
 
 
 @pytest.fixture(params=FAMILIES)
@@ -564,10 +530,7 @@ def test_parameters_refuse_what_they_do_not_know() -> None:
 @pytest.mark.slow
 def test_the_full_preset_reads_a_checkpoint_from_a_folder(tmp_path: Path) -> None:
     coder = tokenizer(eos_token="<end>")
-    sizes = SIZES | {"vocab_size": len(coder), "max_position_embeddings": 1024, "num_key_value_heads": 2}
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(0)
-        LlamaForCausalLM(LlamaConfig(**sizes)).save_pretrained(tmp_path / "model")
+    tiny_decoder(vocabulary=len(coder), context=1024).save_pretrained(tmp_path / "model")
     coder.save_pretrained(tmp_path / "model")
     small = {"calibration": 16, "held_out": 16, "prompts": 16, "ablation_prompts": 8, "shots": [0, 1, 2], "k_eval": 2}
     small |= {

@@ -11,6 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from pydantic import ValidationError
 from sklearn.metrics import roc_auc_score
+from tiny_models import bytes_tokenizer, tiny_decoder
 from torch import Tensor
 from transformers import PreTrainedModel
 
@@ -22,7 +23,6 @@ from lib.bench.record import Record
 from lib.bench.run import RECORD_NAME
 from lib.substrates.conversations import respond
 from lib.substrates.training import Plan
-from tests.tiny_models import bytes_tokenizer, tiny_decoder
 
 SPANS = torch.tensor([[[3, 5], [5, 6], [7, 10]], [[2, 4], [6, 9], [-1, -1]]])
 OPTIONS: dict[str, Any] = {"early_window": 2, "late_share": 0.5, "shallow": 0.15, "tau": 0.6}

@@ -13,22 +13,9 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from sklearn.metrics import roc_auc_score
+from tiny_models import FAMILIES, HEADS, WIDTH, bytes_tokenizer, tiny_decoder
 from torch import Tensor
-from transformers import (
-    BertConfig,
-    BertForMaskedLM,
-    GPT2Config,
-    GPT2LMHeadModel,
-    GPTNeoXConfig,
-    GPTNeoXForCausalLM,
-    LlamaConfig,
-    LlamaForCausalLM,
-    PreTrainedModel,
-    Qwen2Config,
-    Qwen2ForCausalLM,
-    Qwen3Config,
-    Qwen3ForCausalLM,
-)
+from transformers import BertConfig, BertForMaskedLM, PreTrainedModel
 
 import lib.methods.token_uncertainty as tokur
 from lib.batch.errors import NotebookError
@@ -54,27 +41,13 @@ from lib.methods.token_uncertainty import (
     sequence_uncertainty,
     token_uncertainty,
 )
-from tests.tiny_models import bytes_tokenizer
 
-ROTARY = {"hidden_size": 24, "intermediate_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "vocab_size": 6}
-SIZES = ROTARY | {"max_position_embeddings": 32, "initializer_range": 0.4, "bos_token_id": None, "eos_token_id": None}
-FAMILIES = {
-    "llama": lambda: LlamaForCausalLM(LlamaConfig(**SIZES, num_key_value_heads=4)),
-    "llama, grouped": lambda: LlamaForCausalLM(LlamaConfig(**SIZES, num_key_value_heads=2)),
-    "qwen2": lambda: Qwen2ForCausalLM(Qwen2Config(**SIZES, num_key_value_heads=2)),
-    "qwen3": lambda: Qwen3ForCausalLM(Qwen3Config(**SIZES, num_key_value_heads=2, head_dim=6)),
-    "gpt2": lambda: GPT2LMHeadModel(
-        GPT2Config(vocab_size=6, n_embd=24, n_layer=2, n_head=4, n_positions=32, initializer_range=0.4)
-    ),
-    "gpt-neox": lambda: GPTNeoXForCausalLM(GPTNeoXConfig(**SIZES)),
-}
+every_family = pytest.mark.parametrize("family", FAMILIES)
 
 
-def tiny(family: str = "llama, grouped", seed: int = 0) -> PreTrainedModel:
+def tiny(family: str = "llama", seed: int = 0) -> PreTrainedModel:
     """A random model in float64."""
-    with torch.random.fork_rng():
-        torch.manual_seed(seed)
-        return FAMILIES[family]().double().eval()
+    return tiny_decoder(family, seed, layers=2, vocabulary=6, context=32).double()
 
 
 def seeded(seed: int = 0) -> torch.Generator:
@@ -101,7 +74,7 @@ def written_weights(model: PreTrainedModel, perturbation: LowRankPerturbation, d
 # the perturbation
 
 
-@pytest.mark.parametrize("family", FAMILIES)
+@every_family
 @pytest.mark.parametrize("noise", ["weight", "per_token"])
 def test_the_model_is_bit_for_bit_the_same_afterwards_even_if_the_body_raises(family: str, noise: str) -> None:
     model, ids = tiny(family), some_responses().ids
@@ -127,17 +100,18 @@ def effective_weights(module: torch.nn.Module, n_inputs: int) -> Tensor:
     return (module(unit[None])[0] - module(torch.zeros_like(unit)[None])[0]).T
 
 
+SIZE = WIDTH // HEADS
 LLAMA_PLACES = [(f"model.layers.0.self_attn.{part}_proj", slice(None)) for part in "qk"]
 PLACES = {  # family: for q and k of the first block, the module that holds them, and their rows in it
-    "llama, grouped": LLAMA_PLACES,
+    "llama": LLAMA_PLACES,
     "qwen3": LLAMA_PLACES,
-    "gpt2": [("transformer.h.0.attn.c_attn", slice(start, start + 24)) for start in (0, 24)],
-    "gpt-neox": [
+    "gpt2": [("transformer.h.0.attn.c_attn", slice(start, start + WIDTH)) for start in (0, WIDTH)],
+    "neox": [
         (
             "gpt_neox.layers.0.attention.query_key_value",
-            [18 * head + start + row for head in range(4) for row in range(6)],
+            [3 * SIZE * head + start + row for head in range(HEADS) for row in range(SIZE)],
         )
-        for start in (0, 6)
+        for start in (0, SIZE)
     ],
 }
 
@@ -150,9 +124,9 @@ def test_weights_move_by_the_formula_and_only_where_they_should(family: str, pos
     module, name = model.get_submodule(place), f"0.{'qk'[position]}"
     perturbation = LowRankPerturbation(model, ["qk"[position]], rank=5, sigma=0.3, layers=[0])
     assert list(perturbation.basis) == [name]
-    before = effective_weights(module, 24)
+    before = effective_weights(module, WIDTH)
     with perturbation.sample(seeded()) as draws:
-        moved = effective_weights(module, 24) - before
+        moved = effective_weights(module, WIDTH) - before
     basis, eps = perturbation.basis[name], draws[name][0, 0].double()
     torch.testing.assert_close(moved[rows], basis @ eps.T, atol=1e-6, rtol=0)
     moved[rows] = 0
@@ -183,9 +157,9 @@ def test_noise_stays_in_the_span_and_a_basis_of_right_vectors_is_caught(monkeypa
 
     def residual() -> tuple[int, float]:
         perturbation = LowRankPerturbation(model, ["q"], rank=4, sigma=0.3, layers=[0])
-        before = effective_weights(module, 24)
+        before = effective_weights(module, WIDTH)
         with perturbation.sample(seeded()):
-            delta = effective_weights(module, 24) - before
+            delta = effective_weights(module, WIDTH) - before
         left = torch.linalg.svd(module.weight.detach()).U[:, :4]
         return int(torch.linalg.matrix_rank(delta, rtol=1e-5)), span_residual(delta, left)
 
@@ -200,10 +174,10 @@ def test_noise_stays_in_the_span_and_a_basis_of_right_vectors_is_caught(monkeypa
 def test_one_token_sees_the_same_gaussian_in_both_forms(noise: str) -> None:
     model, n = tiny(), 20_000
     module = model.model.layers[0].self_attn.k_proj
-    x = torch.randn(24, generator=seeded(1), dtype=torch.float64)
+    x = torch.randn(WIDTH, generator=seeded(1), dtype=torch.float64)
     perturbation = LowRankPerturbation(model, ["k"], rank=4, sigma=0.2, noise=noise, layers=[0])
     with perturbation.sample(seeded(2), members=n), torch.no_grad():
-        shifts = module(x.expand(n, 1, 24))[:, 0] - module.weight @ x
+        shifts = module(x.expand(n, 1, WIDTH))[:, 0] - module.weight @ x
     basis = perturbation.basis["0.k"].double()
     expected = 0.2**2 * x.square().sum() * basis @ basis.T
     assert torch.linalg.norm(torch.cov(shifts.T) - expected) < 0.05 * torch.linalg.norm(expected)
@@ -276,7 +250,7 @@ def test_smaller_sets_of_members_are_the_first_of_the_largest() -> None:
     assert (six.epistemic > two.epistemic).any()
 
 
-@pytest.mark.parametrize("family", FAMILIES)
+@every_family
 def test_no_strength_no_epistemic_uncertainty(family: str) -> None:
     model, responses = tiny(family).float(), some_responses()
     unmoved = LowRankPerturbation(model, rank=2, sigma=0.3).with_sigma(0.0)
@@ -504,7 +478,7 @@ def test_answer_loss_is_the_mean_over_answer_tokens_and_has_the_right_gradient()
 def test_bad_perturbations() -> None:
     model = tiny()
     for arguments, message in (
-        ({"rank": 13}, "rank must lie between 1 and 12 for matrix 0.k"),
+        ({"rank": 13}, "rank must lie between 1 and 8 for matrix 0.k"),
         ({"rank": 0}, "rank must lie"),
         ({"sigma": -0.1}, "sigma is a standard deviation"),
         ({"sigma": math.nan}, "sigma is a standard deviation"),
@@ -596,10 +570,7 @@ def test_bad_numbers() -> None:
 @pytest.mark.slow
 def test_the_full_preset_reads_a_checkpoint_and_a_file_of_questions(tmp_path: Path) -> None:
     tokenizer = bytes_tokenizer(eos_token="<end>")
-    with torch.random.fork_rng():
-        torch.manual_seed(0)
-        sizes = SIZES | {"vocab_size": len(tokenizer), "max_position_embeddings": 128, "initializer_range": 0.8}
-        model = LlamaForCausalLM(LlamaConfig(**sizes, num_key_value_heads=2)).eval()
+    model = tiny_decoder(layers=2, vocabulary=len(tokenizer), context=128)
     rows = []
     for number in range(40):  # every other question asks for what the model says
         prompt = tokenizer(f"Question: {number * 7}?\nAnswer:", return_tensors="pt").input_ids

@@ -1,61 +1,25 @@
-from collections.abc import Callable, Mapping
-from typing import Any
+from collections.abc import Mapping
 
 import pytest
 import torch
+from tiny_models import HEADS, WIDTH, tiny_decoder, tiny_vision_transformer
 from torch import Tensor, nn
-from transformers import (
-    GPT2Config,
-    GPT2LMHeadModel,
-    GPTNeoXConfig,
-    GPTNeoXForCausalLM,
-    LlamaConfig,
-    LlamaForCausalLM,
-    Qwen3Config,
-    Qwen3ForCausalLM,
-    ViTConfig,
-    ViTForImageClassification,
-)
 
 from lib.substrates.architecture import architecture
 from lib.substrates.heads import check_heads, head_contributions, matched_random_heads, scale_heads
 from lib.substrates.hooks import Site, capture
 
-LAYERS, HEADS, WIDTH = 2, 4, 24
-SIZES: dict[str, Any] = {
-    "hidden_size": WIDTH,
-    "num_hidden_layers": LAYERS,
-    "num_attention_heads": HEADS,
-    "intermediate_size": 40,
-}
-WORDS: dict[str, Any] = {"vocab_size": 17, "max_position_embeddings": 16, "bos_token_id": 0, "eos_token_id": 0}
-BUILDERS: dict[str, Callable[[], nn.Module]] = {
-    "gpt2": lambda: GPT2LMHeadModel(
-        GPT2Config(vocab_size=17, n_embd=WIDTH, n_layer=LAYERS, n_head=HEADS, n_positions=16)
-    ),
-    "llama": lambda: LlamaForCausalLM(LlamaConfig(**SIZES, **WORDS, num_key_value_heads=2)),
-    "qwen3": lambda: Qwen3ForCausalLM(Qwen3Config(**SIZES, **WORDS, num_key_value_heads=2, head_dim=10)),
-    "neox": lambda: GPTNeoXForCausalLM(GPTNeoXConfig(**SIZES, **WORDS)),
-    "vit": lambda: ViTForImageClassification(
-        ViTConfig(**SIZES, image_size=8, patch_size=4, num_channels=1, num_labels=3)
-    ),
-}
+LAYERS = 2
 
 
-@pytest.fixture(params=BUILDERS)
+@pytest.fixture(params=["gpt2", "llama", "qwen3", "neox", "vit"])
 def name(request: pytest.FixtureRequest) -> str:
     return request.param
 
 
 @pytest.fixture
 def model(name: str) -> nn.Module:
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(0)
-        built = BUILDERS[name]().eval()
-        for parameter in built.parameters():
-            if parameter.ndim == 1:  # a forgotten bias of zero would not be noticed
-                parameter.data += 0.1 * torch.randn_like(parameter)
-    return built
+    return tiny_vision_transformer(layers=LAYERS, channels=1) if name == "vit" else tiny_decoder(name, layers=LAYERS)
 
 
 @pytest.fixture

@@ -1,74 +1,21 @@
-from collections.abc import Iterator
-
 import pytest
 import torch
+from tiny_models import FAMILIES, HEADS, INNER, WIDTH, tiny_decoder
 from torch import Tensor, nn
-from transformers import (
-    GPT2Config,
-    GPT2LMHeadModel,
-    GPTNeoXConfig,
-    GPTNeoXForCausalLM,
-    LlamaConfig,
-    LlamaForCausalLM,
-    MistralConfig,
-    MistralForCausalLM,
-    PreTrainedModel,
-    Qwen2Config,
-    Qwen2ForCausalLM,
-    Qwen3Config,
-    Qwen3ForCausalLM,
-)
+from transformers import PreTrainedModel
 
 from lib.substrates.architecture import architecture
 from lib.substrates.hooks import Site, capture, patch
 
-LAYERS, HEADS, WIDTH, WORDS = 3, 4, 24, 17
-SMALL = {
-    "vocab_size": WORDS,
-    "hidden_size": WIDTH,
-    "num_hidden_layers": LAYERS,
-    "num_attention_heads": HEADS,
-    "intermediate_size": 40,
-    "max_position_embeddings": 16,
-    "bos_token_id": 0,
-    "eos_token_id": 0,
-}
-GROUPED = {**SMALL, "num_key_value_heads": 2}
-BUILDERS = {
-    "gpt2": lambda: GPT2LMHeadModel(
-        GPT2Config(
-            vocab_size=WORDS,
-            n_embd=WIDTH,
-            n_layer=LAYERS,
-            n_head=HEADS,
-            n_inner=40,
-            n_positions=16,
-            bos_token_id=0,
-            eos_token_id=0,
-        )
-    ),
-    "llama": lambda: LlamaForCausalLM(LlamaConfig(**GROUPED)),
-    "mistral": lambda: MistralForCausalLM(MistralConfig(**GROUPED)),
-    "qwen2": lambda: Qwen2ForCausalLM(Qwen2Config(**GROUPED)),
-    "qwen3": lambda: Qwen3ForCausalLM(Qwen3Config(**GROUPED, head_dim=10)),
-    "neox": lambda: GPTNeoXForCausalLM(GPTNeoXConfig(**SMALL)),
-    "neox-sequential": lambda: GPTNeoXForCausalLM(GPTNeoXConfig(**SMALL, use_parallel_residual=False)),
-}
+LAYERS = 3
 KINDS = ("resid_pre", "resid_mid", "resid_post", "attn_out", "head_out", "mlp_out", "mlp_act")
 TOKENS = torch.tensor([[1, 2, 3, 4, 5, 6], [7, 8, 9, 10, 11, 12]])
 OTHER = torch.tensor([[3, 1, 4, 1, 5, 9], [2, 6, 5, 3, 5, 8]])
 
 
-@pytest.fixture(params=BUILDERS)
-def model(request: pytest.FixtureRequest) -> Iterator[PreTrainedModel]:
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(0)
-        built = BUILDERS[request.param]()
-        # Biases and gains start at zero and one, where a forgotten one would not be noticed.
-        for parameter in built.parameters():
-            if parameter.ndim == 1:
-                parameter.data += 0.1 * torch.randn_like(parameter)
-    return built.eval()
+@pytest.fixture(params=FAMILIES)
+def model(request: pytest.FixtureRequest) -> PreTrainedModel:
+    return tiny_decoder(request.param)
 
 
 def all_sites(model: nn.Module) -> list[Site]:
@@ -122,7 +69,7 @@ def test_the_parts_of_the_stream_add_up(model: PreTrainedModel) -> None:
         torch.testing.assert_close(pre + attention + mlp, post)
         heads = store[Site("head_out", layer)]
         assert heads.shape == (2, 6, HEADS, parts.head_dim)
-        assert store[Site("mlp_act", layer)].shape == (2, 6, 40)
+        assert store[Site("mlp_act", layer)].shape == (2, 6, INNER)
         bias = getattr(parts.projections[layer], "bias", None)
         written = torch.einsum("bshe,hed->bsd", heads, parts.output_weights(layer).detach())
         torch.testing.assert_close(written + (0 if bias is None else bias.detach()), attention)
@@ -231,7 +178,7 @@ def test_a_patch_is_differentiable_in_its_tensor(model: PreTrainedModel) -> None
 
 
 def test_contexts_nest_in_the_order_of_entering() -> None:
-    model = BUILDERS["gpt2"]().eval()
+    model = tiny_decoder("gpt2")
     site = Site("resid_post", 1)
     with capture(model, [site]) as before, patch(model, {site: torch.zeros_like}), capture(model, [site]) as after:
         logits(model)
@@ -243,7 +190,7 @@ def test_contexts_nest_in_the_order_of_entering() -> None:
 
 
 def test_a_stream_written_at_two_places_of_a_block() -> None:
-    model = BUILDERS["llama"]().eval()
+    model = tiny_decoder("llama")
     with capture(model, [Site("resid_mid", 1)]) as store:
         expected = logits(model, OTHER)
     edits = {Site("resid_mid", 1): store[Site("resid_mid", 1)], Site("resid_pre", 1): torch.zeros_like}
@@ -252,7 +199,7 @@ def test_a_stream_written_at_two_places_of_a_block() -> None:
 
 
 def test_captures_do_not_alias_the_model_and_a_later_pass_overwrites() -> None:
-    model = BUILDERS["gpt2"]().eval()
+    model = tiny_decoder("gpt2")
     with capture(model, [Site("resid_pre", 0)]) as store:
         logits(model, OTHER)
         first = store[Site("resid_pre", 0)]
@@ -266,7 +213,7 @@ def test_captures_do_not_alias_the_model_and_a_later_pass_overwrites() -> None:
 
 
 def test_a_single_sequence_and_generation() -> None:
-    model = BUILDERS["gpt2"]().eval()
+    model = tiny_decoder("gpt2")
     with capture(model, [Site("head_out", 0)]) as store:
         logits(model, TOKENS[:1, :1])
     assert store[Site("head_out", 0)].shape == (1, 1, HEADS, WIDTH // HEADS)
@@ -295,7 +242,7 @@ def test_a_layer_out_of_range(model: PreTrainedModel, layer: int) -> None:
 
 
 def test_parallel_blocks_have_no_middle() -> None:
-    model = BUILDERS["neox"]()
+    model = tiny_decoder("neox")
     with pytest.raises(ValueError, match="resid_mid does not exist here"), capture(model, [Site("resid_mid", 0)]):
         pass
     with (
@@ -308,14 +255,14 @@ def test_parallel_blocks_have_no_middle() -> None:
 @pytest.mark.parametrize(
     ("edit", "message"),
     [
-        (torch.zeros(2, 5, WIDTH), r"edit of mlp_out in layer 1 has shape \(2, 5, 24\), the activation \(2, 6, 24\)"),
+        (torch.zeros(2, 5, WIDTH), r"edit of mlp_out in layer 1 has shape \(2, 5, 16\), the activation \(2, 6, 16\)"),
         (torch.zeros(WIDTH, dtype=torch.float64), "float64 on cpu, the activation torch.float32"),
         (lambda activation: None, "must give a tensor, not NoneType"),
         (lambda activation: activation[0, 0, :3], r"has shape \(3,\)"),
     ],
 )
 def test_edits_that_do_not_fit(edit: object, message: str) -> None:
-    model = BUILDERS["gpt2"]()
+    model = tiny_decoder("gpt2")
     with pytest.raises(ValueError, match=message), patch(model, {Site("mlp_out", 1): edit}):
         logits(model)
     assert hooks_left(model) == 0
