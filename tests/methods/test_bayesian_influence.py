@@ -12,18 +12,11 @@ import torch.nn.functional as F
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy.stats import spearmanr
+from tiny_models import tiny_decoder
 from tokenizers import Tokenizer, models, pre_tokenizers, trainers
 from torch import Tensor, nn
 from torch.utils.flop_counter import FlopCounterMode
-from transformers import (
-    GPT2Config,
-    GPT2LMHeadModel,
-    GPTNeoXConfig,
-    GPTNeoXForCausalLM,
-    LlamaConfig,
-    LlamaForCausalLM,
-    PreTrainedTokenizerFast,
-)
+from transformers import PreTrainedTokenizerFast
 
 from lib.batch.notebooks import read_script
 from lib.batch.refresh import execute
@@ -702,22 +695,8 @@ def test_influence_foretells_retraining_of_least_squares() -> None:
 # language models
 
 
-def decoder(family: str, seed: int = 0) -> nn.Module:
-    sizes = {
-        "vocab_size": 17,
-        "hidden_size": 16,
-        "num_hidden_layers": 2,
-        "num_attention_heads": 2,
-        "intermediate_size": 24,
-    }
-    quiet = {"bos_token_id": 0, "eos_token_id": 0, "pad_token_id": None}
-    makers = {
-        "llama": lambda: LlamaForCausalLM(LlamaConfig(**sizes, **quiet, num_key_value_heads=1)),
-        "gpt2": lambda: GPT2LMHeadModel(
-            GPT2Config(vocab_size=17, n_embd=16, n_layer=2, n_head=2, n_positions=32, **quiet)
-        ),
-    }
-    return build(makers[family], seed)
+def decoder(family: str) -> nn.Module:
+    return tiny_decoder(family, layers=2, vocabulary=17, context=32).double()
 
 
 def test_token_losses_are_the_model_s_and_padding_counts_nothing() -> None:
@@ -759,11 +738,8 @@ def test_the_full_preset_reads_a_language_model_from_a_folder(tmp_path: Path) ->
     trainer = trainers.BpeTrainer(special_tokens=["<|endoftext|>"], initial_alphabet=alphabet, show_progress=False)
     core.train_from_iterator([" negative positive Review: Sentiment:"] * 9, trainer)
     tokenizer = PreTrainedTokenizerFast(tokenizer_object=core, eos_token="<|endoftext|>")
-    shape = {"hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 32}
     checkpoint = tmp_path / "tiny"
-    build(lambda: GPTNeoXForCausalLM(GPTNeoXConfig(vocab_size=len(tokenizer), **shape))).float().save_pretrained(
-        checkpoint
-    )
+    tiny_decoder("neox", layers=2, vocabulary=len(tokenizer), context=2048).save_pretrained(checkpoint)
     tokenizer.save_pretrained(checkpoint)
     small = {"n_train": 24, "n_query": 8, "steps": 10, "n_subsets": 6, "n_draws": 10, "burn_in": 5, "token_draws": 8}
     notebook = read_script(ROOT / "notebooks" / "bayesian_influence.py")

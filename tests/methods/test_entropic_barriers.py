@@ -10,9 +10,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from pydantic import ValidationError
 from sklearn.datasets import load_iris
+from tiny_models import tiny_decoder
 from torch import Tensor, nn
 from torch.func import hessian
-from transformers import LlamaConfig, LlamaForCausalLM
 
 import lib.methods.entropic_barriers as eb
 
@@ -106,22 +106,8 @@ def test_scores_are_gradients_of_single_losses() -> None:
     torch.testing.assert_close(scores.sum(-1), mean, atol=1e-6, rtol=1e-6)
 
 
-def tiny_llama() -> LlamaForCausalLM:
-    torch.manual_seed(0)
-    config = LlamaConfig(
-        vocab_size=50,
-        hidden_size=16,
-        intermediate_size=24,
-        num_hidden_layers=3,
-        num_attention_heads=4,
-        num_key_value_heads=2,
-        max_position_embeddings=32,
-    )
-    return LlamaForCausalLM(config).eval()
-
-
 def test_a_prompted_model_starts_as_it_was_and_answers_by_its_updates() -> None:
-    model, lengths = tiny_llama(), torch.tensor([5, 7, 4])
+    model, lengths = tiny_decoder(vocabulary=50, context=32), torch.tensor([5, 7, 4])
     tokens = torch.randint(50, (3, 7), generator=seeded())
     network = eb.PromptedModel(model, tokens, lengths, [3, 9], rank=2)
     theta = network.draw(2, seeded(1))

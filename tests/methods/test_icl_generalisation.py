@@ -9,9 +9,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from pydantic import ValidationError
 from scipy.optimize import minimize
+from tiny_models import INNER, WIDTH, tiny_decoder
 from torch import Tensor, nn
 from torch.func import functional_call
-from transformers import LlamaConfig, LlamaForCausalLM
+from transformers import PreTrainedModel
 
 import lib.methods.icl_generalisation as icl
 from lib.substrates.tail import DecoderTail, tail_states
@@ -503,41 +504,30 @@ def test_parameters_that_do_not_fit_together(values: dict[str, object], message:
 
 
 @pytest.fixture(scope="module")
-def llama() -> LlamaForCausalLM:
-    config = LlamaConfig(
-        vocab_size=40,
-        hidden_size=16,
-        intermediate_size=24,
-        num_hidden_layers=3,
-        num_attention_heads=4,
-        num_key_value_heads=2,
-        max_position_embeddings=32,
-    )
-    with torch.random.fork_rng():
-        torch.manual_seed(0)
-        return LlamaForCausalLM(config).eval()
+def llama() -> PreTrainedModel:
+    return tiny_decoder(vocabulary=40, context=32)
 
 
-def word_samples(llama: LlamaForCausalLM, n: int = 8) -> icl.Samples:
+def word_samples(llama: PreTrainedModel, n: int = 8) -> icl.Samples:
     tokens = torch.randint(1, 40, (n, 9), generator=torch.Generator().manual_seed(0))
     position = 8 - torch.arange(n) % 5  # the rest is padding
     return *tail_states(llama, tokens, 2), position, torch.tensor([0, 1] * (n // 2))
 
 
-def test_word_losses_are_cross_entropies_over_the_words(llama: LlamaForCausalLM) -> None:
+def test_word_losses_are_cross_entropies_over_the_words(llama: PreTrainedModel) -> None:
     tail, samples = DecoderTail(llama, 2, 2, torch.Generator().manual_seed(0), [3, 7]), word_samples(llama)
     values = icl.word_losses(tail)({}, samples)
     expected = nn.functional.cross_entropy(tail(*samples[:3]), samples[3], reduction="none")
     torch.testing.assert_close(values, expected[:, None])
 
 
-def test_only_the_updates_are_trained_and_each_run_apart(llama: LlamaForCausalLM) -> None:
+def test_only_the_updates_are_trained_and_each_run_apart(llama: PreTrainedModel) -> None:
     def build() -> DecoderTail:
         return DecoderTail(llama, 2, 2, torch.default_generator, [3, 7])
 
     tail, data = build(), word_samples(llama)
     states = icl.initial_states(build, [1, 2])
-    assert sum(value[0].numel() for value in states.values()) == 2 * 2 * (16 + 16 + 24 + 16)
+    assert sum(value[0].numel() for value in states.values()) == 2 * 2 * (WIDTH + WIDTH + INNER + WIDTH)
     batches = icl.draw_batches([8, 8], 4, 30, torch.Generator().manual_seed(0))
     trained, trace = icl.train_side_by_side(icl.word_losses(tail), states, data, batches, [0.03] * 30, optimizer="adam")
     assert (trace[:, -5:].mean(-1) < trace[:, :5].mean(-1)).all()
