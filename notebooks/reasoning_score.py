@@ -134,13 +134,17 @@ for form in rs.REWARD_FORMS:
 show_source(rs.token_signals)
 
 # %% [markdown]
-# The detector's four terms. *Late* steps are the last share, the others *early*; an early step is *bad* if it is shallow (lowest quarter) or overthinks ($\ge\tau$). RHD is their weighted sum; a regression finds the weights.
+# The detector's four terms. *Late* steps are the last share, the others *early*; an early step is *bad* if it is shallow (lowest quarter) or overthinks ($\ge\tau$). RHD is their weighted sum, and a regression finds the weights:
+#
+# $$H_C=\alpha_1\,\mathrm{Avg}(R)+\alpha_2\,CV(C)+\alpha_3\,\mathrm{AttnScore}(C)+\alpha_4\,PCC(R,PPL).$$
 
 # %%
 show_source(rs.rhd_features)
 
 # %% [markdown]
-# And the reward. The state is the chain so far, its potential minus the bounded score of the step just done: $\bar r_t=r_t+\gamma\Phi(s_{t+1})-\Phi(s_t)$, with $\Phi=0$ at the prompt and after the last step.
+# And the reward. The state is the chain so far, its potential minus the bounded score of the step just done: $\bar r_t=r_t+\gamma\Phi(s_{t+1})-\Phi(s_t)$, with $\Phi=0$ at the prompt and after the last step. GRPO compares samples of one prompt: a step's advantage $A$ is the sum of its own and later rewards, normalised over the group, and with $\rho$ the new probability of a token over the old one it minimises
+#
+# $$-\mathbb E\min\big(\rho A,\ \mathrm{clip}(\rho,1\pm0.2)\,A\big)+\beta\,KL(\text{policy}\,\|\,\text{reference}).$$
 
 # %%
 show_source(rs.step_rewards)
@@ -161,7 +165,7 @@ print("pairs that break the bounds:", bounds_broken)
 # %% [markdown]
 # **C2.** Random decision processes (20 states, 4 actions, 6 steps, random rewards and potential), solved backwards from the end. Shaped rewards telescope: the discounted sum from step $t$ loses $\Phi(s_t)$, whatever is done later. So no choice changes, and $V'_t=V_t-\Phi$.
 #
-# Two slips are easily made, and both are in reach here: a potential that is not 0 at the end, and a $\gamma<1$ in the potential while the return is a plain sum, as in GRPO. Look for 0 in the first two lines only.
+# Two slips are easily made, and both are in reach here: a potential that is not 0 at the end, and a $\gamma<1$ in the potential while the return is a plain sum, as in GRPO. Look for 0, then for both slips.
 
 # %% tags=["nbval-check-output"]
 P = run.rng.dirichlet(np.full(20, 0.2), (n_mdps, 20, 4))
@@ -931,7 +935,7 @@ run.finish()
 # **What this run does not show.** A decoder of four blocks has hardly any late layers: two depths are compared with a third. Its wrong steps are mostly facts that it never saw; it is unsure of them, which is perplexity's home ground. The paper's models reason over long chains, and err with confidence. Not run: the paper's sets (ReTruthQA, GSM-NoOp, MATH), a language model as critic, process reward models, and the generalisation bound.
 
 # %% [markdown]
-# **The pretrained model.** The preset `real` reads SmolLM2-135M-Instruct, offline: eight minutes on two cores. Its chains have three steps, or two: then the correlation of term 4 can only be $\pm1$. It solves a fifth of the word problems, so intervals are wide there. Its mean score points the other way: wrong chains about countries score *higher* (AUC 0.38 for lower).
+# **The pretrained model.** The preset `real` reads SmolLM2-135M-Instruct, offline: eight minutes on two cores. Its chains have three steps, or two: then the correlation of term 4 can only be $\pm1$. It solves a sixth of the word problems, so intervals are wide there. Its mean score points the other way: wrong chains about countries score *higher* (AUC 0.38 for lower).
 #
 # **Full scale.** `preset="full"` reads the paper's DeepSeek-R1-Distill-Qwen-1.5B on the same two tasks: a download of 3.6 GB, and hours on the processor. We have not run it. Training at that size needs a GPU and step-level rewards.
 

@@ -162,7 +162,7 @@ class TokenSignals:
 def token_signals(
     model: PreTrainedModel, tokens: Tensor, spans: Tensor, depths: Sequence[int] = (), attention: bool = False
 ) -> TokenSignals:
-    """Logit-lens divergences, surprisals and entropies of the steps' tokens, from one pass. Paper: section 3.
+    """Logit-lens divergences, surprisals and entropies of the steps' tokens, from one pass.
 
     No more than a few million logits exist at any time: depth after depth, some tokens at a time; and one block's
     attention.
