@@ -1184,8 +1184,9 @@ run.finish()
 # ## Limits, full scale, exercises
 #
 # **What this run does not show.** One base model of a hundred thousand parameters and few fine-tunes, which differ a lot: among six others, four were flagged in nearly every triggered conversation and one in a twentieth of them, with attacks equally successful. So the interval of C1a is wide, and another processor, which rounds otherwise, gives other fine-tunes: C1a and C2a may turn there. Reviewers of the paper saw such variance in full fine-tunes.
-#
-# The setting was *chosen on trial runs*; the rules were not. With a byte-pair vocabulary of a thousand tokens, with small batches, or on an unfinished base model it is worse, as noise and unfinished learning fill the top directions. High rates do the opposite: the tuning then leads the spectrum of the tuned weights itself, and no base model is needed. `grid.vocabulary`, `grid.noise` and `grid.base` walk through it.
+
+# %% [markdown]
+# **What was chosen after a look.** The setting was *chosen on trial runs*; the rules were not. C2b's control was: at `real` the bottom directions that stood there first see the backdoor as well, so a random set took their place. With a byte-pair vocabulary of a thousand tokens, with small batches, or on an unfinished base model it is worse, as noise and unfinished learning fill the top directions. High rates do the opposite: the tuning then leads the spectrum of the tuned weights itself, and no base model is needed. `grid.vocabulary`, `grid.noise` and `grid.base` walk through it.
 
 # %% [markdown]
 # **Unlearning.** A *book*, with its verse and old words, differs from news even for so small a model; the sports section does not, and unlearning it damages everything (`grid.topic`). Milder unlearning, by one nat a token, was hardly seen in trial runs: this tests knowledge pushed far away.

@@ -51,7 +51,8 @@ def judge(
     Args:
         id: ``C1``, ``C2``, ...
         statement: the claim in words a reader can disagree with.
-        measured: the number; ``None`` where it was not measured, then ``reason`` says why.
+        measured: the number; ``None`` where it was not measured, then ``reason`` says why, and interval and control
+            are dropped.
         kind: ``exact`` (holds to rounding at any preset), ``statistical`` (has an interval and a control) or
             ``descriptive`` (reported without verdict).
         rule: ``<op> number``, written before the number was seen; none if descriptive.
@@ -82,7 +83,7 @@ def judge(
     elif judged is None:
         verdict = None
     elif measured is None:
-        verdict = "not evaluated"
+        interval, control, verdict = None, None, "not evaluated"
     elif control is not None and judged.passes(control[1]):
         verdict = "not shown"
     else:

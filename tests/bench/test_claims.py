@@ -32,6 +32,12 @@ def test_verdicts() -> None:
     assert verdict(measured=math.nan) == "fails"
 
 
+def test_what_was_not_measured_has_no_interval_and_no_control() -> None:
+    claim = judge("C1", "a claim", **{**STATISTICAL, "measured": None, "reason": "too small"})
+    assert claim.interval is None
+    assert claim.control is None
+
+
 def test_a_reason_is_kept_where_it_explains_something() -> None:
     reason = {"reason": "too few seeds"}
     assert judge("C1", "a claim", **{**STATISTICAL, **reason}).reason is None
