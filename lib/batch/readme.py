@@ -1,8 +1,10 @@
 """README's table of papers, made from the committed records: no number is typed twice."""
 
+from typing import get_args
+
 from lib.batch.notebooks import read_script, title
 from lib.bench.project import ROOT, write_text
-from lib.bench.record import Record
+from lib.bench.record import Record, Verdict
 
 README = ROOT / "README.md"
 START = "<!-- papers: generated from data/results, do not edit -->"
@@ -56,11 +58,12 @@ def _verdicts(record: Record | None) -> str:
     """Counts of the verdicts; a reader wants to know by name which claims fail."""
     if record is None:
         return "–"
-    ids: dict[str, list[str]] = {}
+    ids: dict[str, list[str]] = {verdict: [] for verdict in (*get_args(Verdict), "reported")}
     for claim in record.claims:
-        ids.setdefault(claim.verdict or "reported", []).append(claim.id)
+        ids[claim.verdict or "reported"].append(claim.id)
     named = {"fails", "not evaluated"}
     return "<br>".join(
         f"{len(members)} {verdict}" + (f" ({', '.join(members)})" if verdict in named else "")
         for verdict, members in ids.items()
+        if members
     )
