@@ -3,9 +3,10 @@
 from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
+import pytest
 import torch
 from tokenizers import Tokenizer, models, pre_tokenizers, trainers
-from torch import nn
+from torch import Tensor, nn
 from transformers import (
     GPT2Config,
     GPT2LMHeadModel,
@@ -28,6 +29,7 @@ from transformers import (
 FAMILIES = ("llama", "mistral", "gpt2", "qwen2", "qwen3", "neox", "neox in series")
 WIDTH, HEADS, INNER = 16, 4, 20  # of the stream, of attention, of the MLP
 
+every_family = pytest.mark.parametrize("family", FAMILIES)
 Model = TypeVar("Model", bound=nn.Module)
 
 
@@ -102,3 +104,17 @@ def letters_tokenizer(
 def bytes_tokenizer(**special: str) -> PreTrainedTokenizerFast:
     """A token for each byte, so that it takes any text."""
     return letters_tokenizer(pre_tokenizers.ByteLevel.alphabet(), **special)
+
+
+def generator(seed: int = 0) -> torch.Generator:
+    return torch.Generator().manual_seed(seed)
+
+
+def token_ids(*shape: int, seed: int = 0) -> Tensor:
+    """Random tokens of the vocabulary that :func:`tiny_decoder` has where none is given, end of text left out."""
+    return torch.randint(1, 31, shape, generator=generator(seed))
+
+
+def everything(tokens: Tensor) -> Tensor:
+    """The mask of tokens that are all real."""
+    return torch.ones_like(tokens, dtype=torch.bool)

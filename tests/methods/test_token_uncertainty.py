@@ -13,7 +13,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from sklearn.metrics import roc_auc_score
-from tiny_models import FAMILIES, HEADS, WIDTH, bytes_tokenizer, tiny_decoder
+from tiny_models import HEADS, WIDTH, bytes_tokenizer, every_family, tiny_decoder
 from torch import Tensor
 from transformers import BertConfig, BertForMaskedLM, PreTrainedModel
 
@@ -41,8 +41,6 @@ from lib.methods.token_uncertainty import (
     sequence_uncertainty,
     token_uncertainty,
 )
-
-every_family = pytest.mark.parametrize("family", FAMILIES)
 
 
 def tiny(family: str = "llama", seed: int = 0) -> PreTrainedModel:

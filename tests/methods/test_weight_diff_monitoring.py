@@ -10,7 +10,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tiny_models import FAMILIES, letters_tokenizer, tiny_decoder
+from tiny_models import every_family, everything, generator, letters_tokenizer, tiny_decoder, token_ids
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
@@ -25,20 +25,6 @@ from lib.substrates.architecture import architecture
 from lib.substrates.conversations import respond
 from lib.substrates.hooks import Site, capture
 from lib.substrates.models import load_language_model
-
-every_family = pytest.mark.parametrize("family", FAMILIES)
-
-
-def generator(seed: int = 0) -> torch.Generator:
-    return torch.Generator().manual_seed(seed)
-
-
-def token_ids(*shape: int, seed: int = 0) -> Tensor:
-    return torch.randint(1, 31, shape, generator=generator(seed))
-
-
-def everything(tokens: Tensor) -> Tensor:
-    return torch.ones_like(tokens, dtype=torch.bool)
 
 
 def normal_extremes(n: int, t: int = 3, seed: int = 0) -> wd.Extremes:

@@ -2,24 +2,9 @@
 
 import pytest
 import torch
-from tiny_models import FAMILIES, letters_tokenizer, tiny_decoder
-from torch import Tensor
+from tiny_models import every_family, everything, generator, letters_tokenizer, tiny_decoder, token_ids
 
 from lib.substrates.conversations import encode_prompts, respond
-
-every_family = pytest.mark.parametrize("family", FAMILIES)
-
-
-def generator(seed: int = 0) -> torch.Generator:
-    return torch.Generator().manual_seed(seed)
-
-
-def token_ids(*shape: int, seed: int = 0) -> Tensor:
-    return torch.randint(1, 31, shape, generator=generator(seed))
-
-
-def everything(tokens: Tensor) -> Tensor:
-    return torch.ones_like(tokens, dtype=torch.bool)
 
 
 def test_prompts_are_padded_on_the_left_with_whatever_there_is() -> None:
